@@ -1,0 +1,37 @@
+"""The exceptions that users of Octavo meet. Each message says what to do next.
+
+Owns: the error types. Must never know: anything else of Octavo.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of every error that Octavo raises on purpose; the CLI prints it as one line and exits with 2."""
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request cannot be served as it was asked. Only that request ends.
+
+    `field` names the offending argument (`"prompt"`, `"max_tokens"`, …), so that a server can report it.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ConfigError(OctavoError, ValueError):
+    """A configuration key or value is unknown, out of range or contradicts another one."""
+
+
+class PluginError(OctavoError):
+    """A plugin that was asked for is missing, broken, of the wrong version, or collides with another one."""
+
+
+class ModelLoadError(OctavoError):
+    """A model's files are missing, truncated, contradictory, or of an architecture that no plugin offers."""
+
+
+class CapacityError(OctavoError):
+    """The machine or the configured memory cannot hold what the configuration asks for."""

@@ -1,0 +1,113 @@
+"""What a user submitted, and what comes back. Records only.
+
+Owns: `Request` and the output records. Must never know: how a request is scheduled or computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from octavo.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """An EOS id, a stop token id or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the length of the model."""
+    ABORT = "abort"
+    """The user withdrew the request."""
+    ERROR = "error"
+    """Something failed; the output's `error` says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A validated request. Never changes after submission."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    seed: int
+    """The seed in force: the request's own, or one that the engine drew."""
+    eos_token_ids: frozenset[int]
+    """Ids that end the sequence; empty under `ignore_eos`."""
+    max_tokens: int
+    """`max_tokens` of the request, cut to what the model's length leaves room for."""
+    arrival_time: float
+    """Seconds on the clock of `time.monotonic`."""
+    prompt: str | None = None
+    cache_salt: str | None = None
+    """Prefix cache entries are shared only between requests of one salt."""
+    adapter: str | None = None
+    """Name of the adapter (LoRA) that the request runs with; part of its prefix hashes."""
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Every id that ends the sequence: EOS ids and the request's own stop ids."""
+        return self.eos_token_ids.union(self.sampling_params.stop_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, from the model's raw distribution (no penalty, no temperature)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top: tuple[tuple[int, float], ...]
+    """The most likely (token id, log probability) pairs, most likely first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Where the time of a request went. Seconds."""
+
+    queue_time: float | None = None
+    """From arrival until the first step that computes some of it."""
+    prefill_time: float | None = None
+    """From there to its first token."""
+    decode_time: float | None = None
+    """From the first token to the last."""
+    time_to_first_token: float | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV was found in the prefix cache."""
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a request, as far as it has come."""
+
+    index: int
+    """Which of the request's `n` completions."""
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for EOS and for length."""
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A request with its completions so far; cumulative, so the last one holds everything."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each prompt token; the first has none."""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)

@@ -1,0 +1,176 @@
+"""How one request wants its tokens chosen. A frozen record that refuses values out of range.
+
+Owns: `SamplingParams` and its validation. Must never know: tokenizers, models, engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+
+MAX_N = 1024
+MAX_LOGPROBS = 128
+MAX_STOP_STRINGS = 256
+MAX_TOKEN_ID_ENTRIES = 65_536
+GREEDY_TEMPERATURE = 1e-6
+"""At or below this temperature the highest logit is taken: a smaller one would only overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Options of one request. Names and meanings follow vLLM's and OpenAI's.
+
+    Raises `InvalidRequestError` naming the field for a value of the wrong type or out of range.
+    """
+
+    n: int = 1
+    """Number of completions of the same prompt, 1 to 1024."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this, in (0, 1]."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this times the most likely one, in [0, 1]."""
+    seed: int | None = None
+    """Same seed, same tokens, in whatever batch. None: drawn by the engine."""
+    max_tokens: int | None = 16
+    """Generate at most this many tokens; None: until the model's length is reached."""
+    min_tokens: int = 0
+    """No EOS, stop token or stop string ends the sequence before this many tokens."""
+    stop: Sequence[str] = ()
+    """Strings that end the sequence. A string that is exactly one special token stops at that token."""
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end the sequence; the token is kept in `token_ids` and left out of the text."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence tokens."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string (or the text of the stop token) in the text."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token already generated, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time that a token was already generated, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt and output, in (0, 2^16]."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id to a value added to its logit, in [-100, 100]."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these token ids can be generated."""
+    bad_words: Sequence[str] = ()
+    """Words that must not appear: the token that would complete one is forbidden."""
+    logprobs: int | None = None
+    """Return the log probabilities of the sampled token and of this many most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """False returns token ids only; stop strings then need to be empty."""
+    priority: int = 0
+    """Under the priority policy lower values run first."""
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+    """Options for logits processors of plugins, by the processor's name. A name nobody offers is an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            self._set(name, (value,) if isinstance(value, str) else tuple(value or ()))
+        self._set("stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._set("logit_bias", dict(self.logit_bias or {}))
+        self._set("extra_args", dict(self.extra_args or {}))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", tuple(self.allowed_token_ids))
+        self._check_numbers()
+        self._check_lists()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken instead of a drawn one."""
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        for name, low, high, optional in _INT_RANGES:
+            value = getattr(self, name)
+            if value is None and optional:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
+            if not low <= value <= high:
+                raise InvalidRequestError(name, f"must be from {low} to {high}, got {value}")
+        for name, low, high, above in _FLOAT_RANGES:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                raise InvalidRequestError(name, f"must be a finite number, got {value!r}")
+            if not (low < value if above else low <= value) or value > high:
+                bound = "above" if above else "at least"
+                raise InvalidRequestError(
+                    name, f"must be {bound} {low:g} and at most {high:g}, got {value!r}"
+                )
+            self._set(name, float(value))
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(name, f"must be true or false, got {getattr(self, name)!r}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
+            )
+
+    def _check_lists(self) -> None:
+        for name, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_TOKEN_ID_ENTRIES)):
+            values = getattr(self, name)
+            if len(values) > limit:
+                raise InvalidRequestError(name, f"at most {limit} strings, got {len(values)}")
+            if any(not isinstance(value, str) or not value for value in values):
+                raise InvalidRequestError(name, "every entry must be a non-empty string")
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError("stop", "stop strings need detokenize=True")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids", "must name at least one token id")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            ids = getattr(self, name) or ()
+            if len(ids) > MAX_TOKEN_ID_ENTRIES:
+                raise InvalidRequestError(name, f"at most {MAX_TOKEN_ID_ENTRIES} entries, got {len(ids)}")
+            if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+                raise InvalidRequestError(name, "token ids must be whole numbers of at least 0")
+        for token_id, bias in self.logit_bias.items():
+            if not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise InvalidRequestError(
+                    "logit_bias", f"the bias of token {token_id} must be from -100 to 100, got {bias!r}"
+                )
+
+    def replace(self, **changes: object) -> SamplingParams:
+        """A copy with some fields changed, validated anew."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**(values | changes))  # type: ignore[arg-type]
+
+
+_UNBOUNDED = 2**31 - 1
+_INT_RANGES = (
+    # name, lowest, highest, may be None
+    ("n", 1, MAX_N, False),
+    ("top_k", -1, _UNBOUNDED, False),
+    ("seed", -(2**63), 2**64 - 1, True),
+    ("max_tokens", 1, _UNBOUNDED, True),
+    ("min_tokens", 0, _UNBOUNDED, False),
+    ("logprobs", 0, MAX_LOGPROBS, True),
+    ("prompt_logprobs", 0, MAX_LOGPROBS, True),
+    ("priority", -(2**31), _UNBOUNDED, False),
+)
+_FLOAT_RANGES = (
+    # name, lowest, highest, whether the lowest itself is excluded
+    ("temperature", 0.0, 1e6, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+    ("repetition_penalty", 0.0, 65_536.0, True),
+)
+_BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")

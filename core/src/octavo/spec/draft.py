@@ -1,0 +1,68 @@
+"""Contract of drafters: who proposes tokens for the target model to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.spec.kv import KVCacheSpec
+from octavo.spec.sampling import SequenceView
+
+if TYPE_CHECKING:
+    import torch
+
+    from octavo.spec.model import Model
+    from octavo.spec.weights import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetView:
+    """What a drafter may see of the target: read-only."""
+
+    model: Model
+    config: Mapping[str, Any]
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+    num_draft_tokens: int
+    """Most drafts for each sequence and step."""
+    options: Any
+    """The plugin's own options, parsed by its schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """A sequence that can take drafts: its prompt is computed and it got tokens in this step."""
+
+    sequence: SequenceView
+    num_accepted: int
+    """How many drafts of the last proposal were accepted."""
+    max_drafts: int
+    """Room that is left: drafts beyond it would pass `max_tokens` or the model's length."""
+    hidden: torch.Tensor | None  # [num_accepted + 1, hidden_size]
+    """Target's hidden states at the accepted drafts' positions and the last one; None unless wanted."""
+
+
+class Drafter(Protocol):
+    """Proposes drafts after each step. Built by `factory(target)`.
+
+    Whatever it proposes, the tokens of a request stay the same: a bad drafter only costs time.
+    """
+
+    wants_hidden: bool
+    """Whether `DraftRow.hidden` is to be filled."""
+    num_lookahead_tokens: int
+    """Slots beyond the scheduled tokens that the drafter's own layers write in."""
+
+    def kv_cache_specs(self) -> Mapping[str, KVCacheSpec]:
+        """Specs of the drafter's own attention layers, allocated as ordinary groups; empty if it has none."""
+        ...
+
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        """Up to `row.max_drafts` draft token ids for each row; more are cut off."""
+        ...
+
+    def release(self, sequence_id: int) -> None:
+        """Forget the sequence."""
+        ...

@@ -1,0 +1,137 @@
+"""What hooks return: small records that name a thing and say how to make it. Making it is put off until it is used.
+
+A `Factory` is a callable, or better an import string `"package.module:name"`, so that a plugin's entry module
+stays free of heavy imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.spec.attention import AttentionCapabilities
+from octavo.spec.kv import KVCacheSpec, KVPolicy
+
+if TYPE_CHECKING:
+    from octavo.spec.model import Model
+
+Factory = Callable[..., Any] | str
+
+
+def load_factory(factory: Factory) -> Callable[..., Any]:
+    """The callable itself, or the one that an import string names."""
+    if not isinstance(factory, str):
+        return factory
+    module, _, name = factory.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A model class: `factory(config, context) -> Model`."""
+
+    name: str
+    """The architecture as `config.json` names it, `LlamaForCausalLM`."""
+    factory: Factory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormatEntry:
+    """A format of model files: `factory(path) -> ModelSource`."""
+
+    name: str
+    can_read: Callable[[str], bool]
+    """Whether an existing path looks like this format; cheap, never raises."""
+    factory: Factory
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackendEntry:
+    """An attention backend: `factory(options) -> AttentionBackend`."""
+
+    name: str
+    factory: Factory
+    capabilities: AttentionCapabilities
+    priority: int = 0
+    """`auto` takes the highest that supports the layers; references have 0, native backends 100."""
+    unavailable: Callable[[], str | None] = field(default=lambda: None)
+    """Why this machine cannot run it (no compiler, no GPU), or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPolicyEntry:
+    """The policy of a kind of KV cache: `factory(spec) -> KVPolicy`."""
+
+    spec_type: type[KVCacheSpec]
+    factory: Callable[[Any], KVPolicy]
+
+    @property
+    def name(self) -> str:
+        return self.spec_type.__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterEntry:
+    """A drafter: `factory(target) -> Drafter`."""
+
+    name: str
+    factory: Factory
+    deterministic: bool = True
+    """Whether the same history always gets the same drafts."""
+    tree: bool = False
+    """Whether drafts form a tree; needs an attention backend with `tree_mask`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsProcessorEntry:
+    """A logits processor: `factory(context) -> LogitsProcessor`."""
+
+    name: str
+    factory: Factory
+    always: bool = False
+    """True: asked about every request. False: only where the configuration or `extra_args` names it."""
+    order: int = 0
+    """Processors apply in rising order; masks (grammars) come last, at 100."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorEntry:
+    """An executor: `factory(context) -> Executor`."""
+
+    name: str
+    factory: Factory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformEntry:
+    """A platform: `factory() -> Platform`."""
+
+    name: str
+    factory: Factory
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTransform:
+    """A step between loading and use (quantise, prepack, compile): `apply(model, options) -> Model`."""
+
+    name: str
+    apply: Callable[[Model, Any], Model]
+    priority: int = 0
+    """Transforms run in rising order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A subcommand of `octavo`."""
+
+    name: str
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    """Add arguments to the command's own parser."""
+    run: Callable[[argparse.Namespace], int]
+    """Do it; returns the exit code."""

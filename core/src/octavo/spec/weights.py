@@ -1,0 +1,64 @@
+"""Contract of weight formats: what a path holds, whatever the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    vocab_size: int
+    """Number of token ids that decode to something; a model's vocabulary may be padded beyond it."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    special_token_ids: frozenset[int]
+    chat_template: str | None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it."""
+        ...
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is spelt `text`, if there is one."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Render chat messages to the text that the model was trained on.
+
+        Raises `InvalidRequestError` (field `messages`) if the model has no template or the template refuses them.
+        """
+        ...
+
+
+class ModelSource(Protocol):
+    """An opened model: configuration, tensors and tokenizer, under Hugging Face's names."""
+
+    path: str
+    config: Mapping[str, Any]
+    """The model's configuration; `architectures` names its class."""
+    generation_config: Mapping[str, Any]
+    """Default sampling options and EOS ids; may be empty."""
+
+    def tensor_names(self) -> Sequence[str]: ...
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor once, on the CPU, converted to `dtype` where it is floating point.
+
+        Raises `ModelLoadError` for a truncated or contradictory file.
+        """
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises `ModelLoadError` if the source has none."""
+        ...

@@ -1,0 +1,119 @@
+"""The records that go between the scheduler and the executor: one plan down, one result up, each step.
+
+They hold plain numbers only, so an executor may send them to another process as they are.
+Owns: `SchedulerOutput`, `StepResult` and their parts. Must never know: torch, queues, blocks' reference counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.request import Request, TokenLogprobs
+
+BlockIds = tuple[tuple[int, ...], ...]
+"""Block ids by KV cache group: `block_ids[group_id]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """A sequence that the runner does not hold yet: new, or resumed after a preemption."""
+
+    sequence_id: int
+    output_token_ids: tuple[int, ...]
+    """Tokens generated before a preemption; empty for a new sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """What one sequence computes in one step: `num_scheduled_tokens` tokens from `num_computed_tokens` on.
+
+    The scheduled tokens are the committed ones from that position on, then `draft_token_ids`. If they reach the
+    last committed token, the step has a logit row for that token and one for each draft, and so yields tokens.
+    """
+
+    sequence_id: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    draft_token_ids: tuple[int, ...]
+    new_block_ids: BlockIds
+    """Blocks to append to the sequence's block tables; for a starting sequence, the whole tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """The plan of one step. `released` is applied first, then `started`, then `scheduled`."""
+
+    step_id: int
+    released: tuple[int, ...]
+    """Sequences that the runner must let go of: finished, aborted, failed."""
+    preempted: tuple[int, ...]
+    """Sequences that lose their row and blocks but stay attached, to be started again later."""
+    started: tuple[SequenceStart, ...]
+    scheduled: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(s.num_scheduled_tokens for s in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What one scheduled sequence got out of a step."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...] = ()
+    """The accepted drafts and one more token; empty while the prompt is not wholly computed."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, if the request asked for them."""
+    prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    """(position, log probabilities) of prompt tokens covered by this step."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Drafts to verify in the next step."""
+    error: str | None = None
+    """Set if this sequence, and it alone, failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step_id: int
+    sequences: tuple[SequenceResult, ...]
+    """In the order of the plan's `scheduled`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An executor's word that a sequence may be scheduled, or, with `error`, that it must end."""
+
+    sequence_id: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """Tells the executor of a sequence before it is scheduled, so that processors can prepare (compile)."""
+
+    sequence_id: int
+    request: Request
+    child_index: int
+    """Which of the request's `n` completions this sequence is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What observers are shown after each step."""
+
+    step_id: int
+    duration: float
+    """Seconds from scheduling to commit."""
+    num_scheduled_tokens: int
+    num_generated_tokens: int
+    num_running: int
+    num_waiting: int
+    num_preempted: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_used_blocks: int
+    num_blocks: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache in this step (first admissions only)."""
+    prefix_hits: int
