@@ -31,9 +31,7 @@ class ModelConfig(Section):
     ] = None
     tokenizer: Annotated[str | None, _doc("Where to take the tokenizer from, if not from the model.")] = None
     device: Annotated[Device, _doc("Where the model runs; auto takes a GPU if there is one.")] = "auto"
-    dtype: Annotated[
-        DType, _doc("auto: bfloat16 on a GPU or a CPU with bfloat16 instructions, else float32.")
-    ] = "auto"
+    dtype: Annotated[DType, _doc("auto: bfloat16 on a GPU or a CPU with bfloat16 instructions, else float32.")] = "auto"
     max_model_len: Annotated[
         int | None,
         Meta(ge=1),
@@ -71,15 +69,11 @@ class SchedulerConfig(Section):
 
 class ParallelConfig(Section):
     executor: Annotated[str, _doc("Where the model runner runs: inproc, or a plugin's.")] = "inproc"
-    num_threads: Annotated[int | None, Meta(ge=1), _doc("CPU threads for tensor work; none: all cores.")] = (
-        None
-    )
+    num_threads: Annotated[int | None, Meta(ge=1), _doc("CPU threads for tensor work; none: all cores.")] = None
 
 
 class SamplingConfig(Section):
-    seed: Annotated[
-        int | None, _doc("Seed for requests that bring none; none: drawn anew for each request.")
-    ] = None
+    seed: Annotated[int | None, _doc("Seed for requests that bring none; none: drawn anew for each request.")] = None
     logits_processors: Annotated[
         tuple[str, ...],
         _doc("Processors of plugins that see every request; others wait for a request to name them."),
@@ -93,9 +87,7 @@ class SpeculationConfig(Section):
 
 
 class AttentionConfig(Section):
-    backend: Annotated[
-        str, _doc("Attention backend; auto: the highest priority that supports the layers.")
-    ] = "auto"
+    backend: Annotated[str, _doc("Attention backend; auto: the highest priority that supports the layers.")] = "auto"
 
 
 class EngineConfig(Section):

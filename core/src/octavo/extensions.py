@@ -92,8 +92,7 @@ class Registry(Mapping[str, Offer[T]]):
         parts.append(f"there is: {there}" if there else f"no installed plugin offers any {self.kind}")
         if self._broken:
             parts.append(
-                "broken plugins that might offer it: "
-                + "; ".join(f"{b.plugin}: {b.reason}" for b in self._broken)
+                "broken plugins that might offer it: " + "; ".join(f"{b.plugin}: {b.reason}" for b in self._broken)
             )
         return "; ".join(parts)
 
@@ -132,9 +131,7 @@ class Extensions:
             try:
                 made = maker.entry(name)
             except Exception as error:
-                raise PluginError(
-                    f"plugin {maker.origin} failed to make {kind} {name!r}: {error!r}"
-                ) from error
+                raise PluginError(f"plugin {maker.origin} failed to make {kind} {name!r}: {error!r}") from error
             if made is not None:
                 return made
         asked = ", ".join(str(m.origin) for m in makers)

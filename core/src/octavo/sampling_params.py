@@ -111,17 +111,13 @@ class SamplingParams:
                 raise InvalidRequestError(name, f"must be a finite number, got {value!r}")
             if not (low < value if above else low <= value) or value > high:
                 bound = "above" if above else "at least"
-                raise InvalidRequestError(
-                    name, f"must be {bound} {low:g} and at most {high:g}, got {value!r}"
-                )
+                raise InvalidRequestError(name, f"must be {bound} {low:g} and at most {high:g}, got {value!r}")
             self._set(name, float(value))
         for name in _BOOLS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(name, f"must be true or false, got {getattr(self, name)!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
-            )
+            raise InvalidRequestError("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_lists(self) -> None:
         for name, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_TOKEN_ID_ENTRIES)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.request import Request, TokenLogprobs
+from octavo.request import FinishReason, Request, TokenLogprobs
 
 BlockIds = tuple[tuple[int, ...], ...]
 """Block ids by KV cache group: `block_ids[group_id]`."""
@@ -96,6 +96,25 @@ class AttachRequest:
     request: Request
     child_index: int
     """Which of the request's `n` completions this sequence is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one step changed about a sequence, as the front end is told."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...] = ()
+    """Newly committed tokens; the one that stopped the sequence is the last."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token id of the request that ended it; None for EOS and for length."""
+    error: str | None = None
+    first_scheduled_time: float | None = None
+    """When it first ran, in seconds on the clock of `time.monotonic`."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

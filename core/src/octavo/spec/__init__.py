@@ -39,7 +39,7 @@ from octavo.spec.sampling import (
     VerifyRows,
 )
 from octavo.spec.schedule import QueuedSequence, WaitingQueue
-from octavo.spec.weights import ModelSource, Tokenizer
+from octavo.spec.weights import ModelSource, Tokenizer, TokenizerData
 
 __all__ = [
     "AttentionBackend",
@@ -79,6 +79,7 @@ __all__ = [
     "SequenceView",
     "TargetView",
     "Tokenizer",
+    "TokenizerData",
     "Verifier",
     "VerifyRows",
     "WaitingQueue",

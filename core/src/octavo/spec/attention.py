@@ -92,9 +92,7 @@ class AttentionMetadataInputs:
 
     block_table: torch.Tensor  # [num_seqs, max_num_blocks] int32; 0 is the null block
     slot_mapping: torch.Tensor  # [num_tokens] int64: block_id * block_size + offset of each token's own KV
-    query_start_loc: (
-        torch.Tensor
-    )  # [num_seqs + 1] int32: where each sequence's tokens start in the flat batch
+    query_start_loc: torch.Tensor  # [num_seqs + 1] int32: where each sequence's tokens start in the flat batch
     seq_lens: torch.Tensor  # [num_seqs] int32: computed + scheduled tokens
     positions: torch.Tensor  # [num_tokens] int64
     block_table_cpu: Any

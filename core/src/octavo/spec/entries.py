@@ -6,7 +6,6 @@ stays free of heavy imports.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -131,7 +130,7 @@ class Command:
 
     name: str
     help: str
-    configure: Callable[[argparse.ArgumentParser], None]
-    """Add arguments to the command's own parser."""
-    run: Callable[[argparse.Namespace], int]
-    """Do it; returns the exit code."""
+    configure: Factory
+    """`configure(parser: argparse.ArgumentParser)` adds arguments to the command's own parser."""
+    run: Factory
+    """`run(arguments: argparse.Namespace) -> int` does it and returns the exit code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ class Tokenizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerData:
+    """A tokenizer as data; core makes the `Tokenizer` out of it."""
+
+    tokenizer_json: str
+    """The serialised tokenizer in the format of the `tokenizers` library."""
+    bos_token: str | None
+    eos_tokens: tuple[str, ...]
+    special_tokens: Mapping[str, str]
+    """Names that chat templates use (`bos_token`, `eos_token`, `pad_token`, `unk_token`) to their spelling."""
+    chat_template: str | None
+    """Jinja source."""
+
+
 class ModelSource(Protocol):
     """An opened model: configuration, tensors and tokenizer, under Hugging Face's names."""
 
@@ -59,6 +74,9 @@ class ModelSource(Protocol):
         """
         ...
 
-    def tokenizer(self) -> Tokenizer:
-        """Raises `ModelLoadError` if the source has none."""
+    def tokenizer(self) -> TokenizerData | Tokenizer:
+        """The tokenizer as data, or ready made for a kind that the `tokenizers` library cannot hold.
+
+        Raises `ModelLoadError` if the source has none.
+        """
         ...
