@@ -33,8 +33,7 @@ class ModelConfig(Section):
     device: Annotated[Device, _doc("Where the model runs; auto takes a GPU if there is one.")] = "auto"
     dtype: Annotated[DType, _doc("auto: bfloat16 on a GPU or a CPU with bfloat16 instructions, else float32.")] = "auto"
     max_model_len: Annotated[
-        int | None,
-        Meta(ge=1),
+        PositiveInt | None,
         _doc("Longest sequence in tokens; none: the model's own, cut to what the cache holds."),
     ] = None
     use_generation_config: Annotated[
@@ -53,7 +52,7 @@ class CacheConfig(Section):
         float, Meta(gt=0, le=1), _doc("Part of the memory found free at start that the KV cache may take.")
     ] = 0.5
     num_blocks: Annotated[
-        int | None, Meta(ge=2), _doc("Exact number of blocks in each KV cache group; overrides memory.")
+        Annotated[int, Meta(ge=2)] | None, _doc("Exact number of blocks in each KV cache group; overrides memory.")
     ] = None
     enable_prefix_caching: Annotated[bool, _doc("Share the KV of equal prefixes between requests.")] = True
 
@@ -69,7 +68,7 @@ class SchedulerConfig(Section):
 
 class ParallelConfig(Section):
     executor: Annotated[str, _doc("Where the model runner runs: inproc, or a plugin's.")] = "inproc"
-    num_threads: Annotated[int | None, Meta(ge=1), _doc("CPU threads for tensor work; none: all cores.")] = None
+    num_threads: Annotated[PositiveInt | None, _doc("CPU threads for tensor work; none: all cores.")] = None
 
 
 class SamplingConfig(Section):
@@ -104,6 +103,9 @@ class EngineConfig(Section):
         msgspec.field(default_factory=dict)
     )
     disable_plugins: Annotated[tuple[str, ...], _doc("Installed plugins to leave out, by name.")] = ()
+    override_plugins: Annotated[
+        tuple[str, ...], _doc("Plugins whose offers win where another plugin offers the same name.")
+    ] = ()
     autoload_plugins: Annotated[
         bool, _doc("Load every installed plugin; false: only built-ins and those passed to the engine.")
     ] = True

@@ -5,14 +5,13 @@ Owns: `Extensions` and look-ups with good errors. Must never know: pluggy, entry
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from octavo.config import Section
-from octavo.errors import PluginError
+from octavo.errors import PluginError, suggestion
 from octavo.spec import (
     AttentionBackendEntry,
     Command,
@@ -51,12 +50,15 @@ class Offer(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An installed plugin that could not be loaded."""
+    """An installed plugin that could not be loaded: nothing of it is on offer."""
 
-    plugin: str
-    distribution: str
-    version: str
+    origin: Origin
     reason: str
+    mend: str = ""
+    """What the user can do about it."""
+
+    def __str__(self) -> str:
+        return f"plugin {self.origin} is broken: {self.reason}"
 
 
 class Registry(Mapping[str, Offer[T]]):
@@ -84,15 +86,12 @@ class Registry(Mapping[str, Offer[T]]):
 
     def not_found(self, name: str) -> str:
         """The message for a name that nobody offers."""
-        near = difflib.get_close_matches(name, self._offers, n=1)
-        parts = [f"no {self.kind} is called {name!r}"]
-        if near:
-            parts.append(f"did you mean {near[0]!r}?")
+        parts = [f"no {self.kind} is called {name!r}{suggestion(name, self._offers)}"]
         there = ", ".join(f"{n} [{o.origin.plugin}]" for n, o in self._offers.items())
         parts.append(f"there is: {there}" if there else f"no installed plugin offers any {self.kind}")
         if self._broken:
             parts.append(
-                "broken plugins that might offer it: " + "; ".join(f"{b.plugin}: {b.reason}" for b in self._broken)
+                "broken plugins that might offer it: " + "; ".join(f"{b.origin}: {b.reason}" for b in self._broken)
             )
         return "; ".join(parts)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.spec.kv import KVCacheSpec
 from octavo.spec.sampling import SequenceView
 
 if TYPE_CHECKING:
@@ -54,10 +53,8 @@ class Drafter(Protocol):
     """Whether `DraftRow.hidden` is to be filled."""
     num_lookahead_tokens: int
     """Slots beyond the scheduled tokens that the drafter's own layers write in."""
-
-    def kv_cache_specs(self) -> Mapping[str, KVCacheSpec]:
-        """Specs of the drafter's own attention layers, allocated as ordinary groups; empty if it has none."""
-        ...
+    model: Model | None
+    """The drafter's own layers, whose KV caches are allocated as ordinary groups; None if it has none."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """Up to `row.max_drafts` draft token ids for each row; more are cut off."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.spec.attention import AttentionCapabilities
-from octavo.spec.kv import KVCacheSpec, KVPolicy
+from octavo.spec.kv import KVCacheSpec
 
 if TYPE_CHECKING:
     from octavo.spec.model import Model
@@ -66,7 +66,7 @@ class KVPolicyEntry:
     """The policy of a kind of KV cache: `factory(spec) -> KVPolicy`."""
 
     spec_type: type[KVCacheSpec]
-    factory: Callable[[Any], KVPolicy]
+    factory: Factory
 
     @property
     def name(self) -> str:

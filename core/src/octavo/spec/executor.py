@@ -12,6 +12,7 @@ from octavo.step import Attachment, AttachRequest, SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from octavo.extensions import Extensions
+    from octavo.spec.weights import ModelSource, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class ExecutorContext:
 
     config: EngineConfig
     extensions: Extensions
+    source: ModelSource
+    """The opened model; another process opens it again by the configuration."""
+    tokenizer: Tokenizer | None
     max_model_len: int
 
 
@@ -38,6 +42,9 @@ class Executor(Protocol):
 
     Calls come from one thread. `launch` and `collect` alternate; `launch` need not wait for the device.
     """
+
+    num_lookahead_tokens: int
+    """Slots beyond the scheduled tokens that the drafter writes in."""
 
     def kv_cache_specs(self) -> Mapping[str, KVCacheSpec]:
         """Specs of all attention layers, the drafter's included."""

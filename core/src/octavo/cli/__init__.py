@@ -1,0 +1,108 @@
+"""The command `octavo`: finds the subcommand among those that plugins offer, and runs it.
+
+Owns: exit codes, error lines, the order of start-up. Must never know: what any subcommand does. Only the chosen one
+is imported, and nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.cli.parser import Parser, add_shared_options, early_options, split_command
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, OctavoError, PluginError
+from octavo.extensions import Offer, Registry
+from octavo.plugins import Survey, resolve_settings, survey
+from octavo.spec import Command, load_factory
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""As the shell reports a program that SIGPIPE ended."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `octavo` with `argv` (default: the process's arguments); the exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except OctavoError as error:
+        print(f"octavo: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has left; the interpreter must not complain about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    globals_, name, rest = split_command(argv)
+    if name is None and "--version" in globals_:
+        from octavo.plugins.discovery import core_version
+
+        print(f"octavo {core_version() or 'unknown'}")
+        return 0
+    _configure_logging()
+    if name is None:
+        return _help(globals_)
+    offer = _find(_survey(argv).extensions.commands, name)
+    command: Command = offer.entry
+    parser = Parser(prog=f"octavo {name}", description=command.help)
+    add_shared_options(parser)
+    _part_of(offer, "configure")(parser)
+    try:
+        arguments = parser.parse_args([*globals_, *rest])
+    except SystemExit as done:  # --help
+        return int(done.code or 0)
+    return int(_part_of(offer, "run")(arguments) or 0)
+
+
+def _survey(argv: list[str]) -> Survey:
+    file, disabled = early_options(argv)
+    return survey(resolve_settings(file, command_line={"disable_plugins": ",".join(disabled)}).config)
+
+
+def _find(commands: Registry[Command], name: str) -> Offer[Command]:
+    if name not in commands:
+        raise ConfigError(commands.not_found(name))
+    return commands[name]
+
+
+def _part_of(offer: Offer[Command], part: str) -> Any:
+    """The command's `configure` or `run`, imported now."""
+    try:
+        return load_factory(getattr(offer.entry, part))
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise PluginError(f"command {offer.entry.name!r} of plugin {offer.origin} cannot be loaded: {error}") from error
+
+
+def _help(globals_: list[str]) -> int:
+    unknown = [option for option in globals_ if option.startswith("-") and option not in ("-h", "--help")]
+    if unknown and not set(globals_) & {"-h", "--help"}:
+        raise ConfigError(f"no command given with {unknown[0]}; see `octavo --help`")
+    try:
+        found = _survey(globals_)
+    except ConfigError:  # help must come whatever is wrong
+        found = survey(EngineConfig(autoload_plugins=False), env={})
+    width = max(len(name) for name in found.extensions.commands)
+    print("usage: octavo [--version] [--help] [--config FILE] [--disable-plugin NAME] COMMAND ...\n\ncommands:")
+    for name, offer in found.extensions.commands.items():
+        origin = "" if offer.origin.distribution == "octavo" else f" [{offer.origin.plugin}]"
+        print(f"  {name.ljust(width)}  {offer.entry.help}{origin}")
+    print("\n`octavo COMMAND --help` shows a command's options.")
+    return 0
+
+
+def _configure_logging() -> None:
+    level = (os.environ.get("OCTAVO_LOG") or "warning").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"OCTAVO_LOG: must be debug, info, warning or error; got {level.lower()!r}")
+    logging.basicConfig(format="octavo: %(levelname)s: %(message)s")
+    logging.getLogger("octavo").setLevel(level)

@@ -1,0 +1,57 @@
+"""The configuration tree as command line flags, for every command that builds an engine.
+
+Owns: the flags. Must never know: what a key means; the tree itself says its type, default and help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.cli.parser import SETTING
+from octavo.config import EngineConfig
+from octavo.plugins import Settings, leaves_of, resolve_settings
+
+_SHORT = {
+    "model.path": "--model",
+    "model.dtype": "--dtype",
+    "model.device": "--device",
+    "model.max_model_len": "--max-model-len",
+    "sampling.seed": "--seed",
+    "speculation.drafter": "--drafter",
+    "attention.backend": "--attention-backend",
+}
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """One flag `--section.key VALUE` for each key of the configuration, and short forms for the most used."""
+    groups: dict[str, Any] = {}
+    for key, leaf in leaves_of(EngineConfig).items():
+        section, dot, _ = key.rpartition(".")
+        if key in ("plugins", "disable_plugins"):  # --plugins.<plugin>.<option> and --disable-plugin
+            continue
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"{section} options" if dot else "plugin options")
+        dashed = f"--{key.replace('_', '-')}"
+        settings = {"dest": SETTING + key, "metavar": "VALUE", "default": argparse.SUPPRESS}
+        flags = [_SHORT[key], dashed] if key in _SHORT else [dashed]
+        default = "none" if leaf.default is None else leaf.default
+        text = f"{leaf.help} ({leaf.type_name}; default: {default or 'empty'})".replace("%", "%%")
+        groups[section].add_argument(*flags, help=text, **settings)
+        underscored = sorted({flag for flag in (f"--{key}", _underscored(_SHORT.get(key, ""))) if flag} - set(flags))
+        if underscored:
+            parser.add_argument(*underscored, help=argparse.SUPPRESS, **settings)
+
+
+def settings_from(arguments: argparse.Namespace, keywords: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a parsed command line, over file and environment; `keywords` go over all of them."""
+    given = {key.removeprefix(SETTING): value for key, value in vars(arguments).items() if key.startswith(SETTING)}
+    disabled = getattr(arguments, "disable_plugin", [])
+    if disabled:
+        given["disable_plugins"] = ",".join(disabled)
+    return resolve_settings(getattr(arguments, "config", None), command_line=given, keywords=keywords)
+
+
+def _underscored(flag: str) -> str:
+    return f"--{flag.removeprefix('--').replace('-', '_')}" if flag else ""

@@ -1,0 +1,100 @@
+"""`octavo plugins`: the list, one plugin in detail, and what is wrong.
+
+Owns: how the report is printed. Must never know: how plugins are found and loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import msgspec
+
+from octavo.cli.options import add_engine_options, settings_from
+from octavo.cli.tables import table
+from octavo.errors import ConfigError, PluginError, suggestion
+from octavo.plugins import PluginReport, Survey, survey
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("list", "show", "doctor"), default="list")
+    parser.add_argument("name", nargs="?", help="the plugin to show")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_engine_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if (arguments.action == "show") != (arguments.name is not None):
+        raise ConfigError("write `octavo plugins show NAME`; see `octavo plugins --help`")
+    found = survey(settings_from(arguments).config)
+    if arguments.action == "doctor":
+        return _doctor(found, arguments.json)
+    reports = found.plugins()
+    if arguments.action == "show":
+        reports = [report for report in reports if report.name == arguments.name]
+        if not reports:
+            names = [report.name for report in found.plugins()]
+            near = suggestion(arguments.name, names)
+            raise PluginError(f"no plugin is called {arguments.name!r}{near}; there is: {', '.join(names)}")
+    if arguments.json:
+        _print_json(reports if arguments.action == "list" else reports[0])
+    elif arguments.action == "list":
+        rows = [[r.name, r.distribution, r.version, r.state, r.reason or _offers(r)] for r in reports]
+        print(table(["NAME", "DISTRIBUTION", "VERSION", "STATE", "OFFERS"], rows))
+    else:
+        print("\n\n".join(_details(report) for report in reports))
+    return 0
+
+
+def _doctor(found: Survey, as_json: bool) -> int:
+    problems = found.problems()
+    if as_json:
+        _print_json(problems)
+    elif not problems:
+        print("no problems")
+    for problem in [] if as_json else problems:
+        print(f"- {problem.problem}\n  mend: {problem.mend}")
+    return 1 if problems else 0
+
+
+def _offers(report: PluginReport) -> str:
+    kinds: dict[str, list[str]] = {}
+    for offer in report.offers:
+        kinds.setdefault(offer.kind, []).append(offer.name)
+    parts = [f"{kind}: {', '.join(names)}" for kind, names in kinds.items()]
+    parts += [hook.removeprefix("octavo_").replace("_", " ") for hook in report.hooks if _is_maker(hook)]
+    return "; ".join(parts)
+
+
+def _is_maker(hook: str) -> bool:
+    return hook.startswith(("octavo_make_", "octavo_choose_"))
+
+
+def _details(report: PluginReport) -> str:
+    needs = report.requires or "no range of octavo declared"
+    lines = [f"{report.name}  {report.distribution} {report.version}  ({needs})", f"state: {report.state}"]
+    if report.reason:
+        lines.append(f"reason: {report.reason}")
+    if report.hooks:
+        lines.append(f"hooks: {', '.join(report.hooks)}")
+    for offer in report.offers:
+        told = ", ".join(f"{name} {_text(value)}" for name, value in offer.capabilities.items())
+        lines.append(f"{offer.kind} {offer.name}" + (f": {told}" if told else ""))
+    if report.options:
+        rows = [
+            [f"plugins.{report.name}.{o.name}", o.type, _text(o.default), _text(o.value), o.help]
+            for o in report.options
+        ]
+        lines += ["options:", table(["KEY", "TYPE", "DEFAULT", "NOW", "HELP"], rows)]
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(msgspec.to_builtins(value), indent=2))

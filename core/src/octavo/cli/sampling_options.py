@@ -1,0 +1,59 @@
+"""`SamplingParams` as command line flags.
+
+Owns: the flags of `octavo generate` and `octavo chat`. Must never know: engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from octavo.errors import ConfigError
+
+_NUMBERS = {
+    "n": (int, "completions of each prompt"),
+    "max_tokens": (int, "most tokens to generate"),
+    "min_tokens": (int, "fewest tokens before the text may end"),
+    "temperature": (float, "0 takes the most likely token"),
+    "top_p": (float, "keep the most likely tokens up to this probability"),
+    "top_k": (int, "keep this many most likely tokens; 0: all"),
+    "min_p": (float, "drop tokens less likely than this times the most likely one"),
+    "presence_penalty": (float, "lower tokens that were already generated"),
+    "frequency_penalty": (float, "lower tokens for each time they were generated"),
+    "repetition_penalty": (float, "divide the scores of tokens already in prompt or text"),
+    "logprobs": (int, "return log probabilities of this many most likely tokens"),
+}
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Flags for the most used sampling options; `max_tokens` is the command's own default."""
+    group = parser.add_argument_group("sampling")
+    for name, (kind, text) in _NUMBERS.items():
+        if name == "max_tokens":
+            text = f"{text} (default: {max_tokens})"
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS, help=text)
+    group.add_argument("--stop", action="append", default=argparse.SUPPRESS, help="text that ends it; repeatable")
+    group.add_argument("--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end token")
+    parser.set_defaults(default_max_tokens=max_tokens)
+
+
+def sampling_changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given, as keyword arguments of `SamplingParams`."""
+    names = [*_NUMBERS, "stop", "ignore_eos"]
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {"max_tokens": arguments.default_max_tokens} | given
+
+
+def read_lines(file: str) -> list[str]:
+    """The non-empty lines of a file, `-` being standard input. Raises `ConfigError` if it cannot be read as UTF-8."""
+    import sys
+
+    try:
+        if file == "-":
+            text = sys.stdin.buffer.read().decode("utf-8")
+        else:
+            with open(file, encoding="utf-8") as handle:
+                text = handle.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read prompts from {file!r}: {error}") from error
+    return [line for line in text.splitlines() if line.strip()]

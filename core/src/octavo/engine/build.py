@@ -1,0 +1,138 @@
+"""Puts an engine together out of a configuration and extensions.
+
+Owns: the order in which parts are made, and how large the KV cache is. Must never know: what any part does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.engine import LLMEngine
+from octavo.engine.input_processor import InputProcessor
+from octavo.errors import CapacityError, ConfigError, ModelLoadError
+from octavo.extensions import Extensions
+from octavo.kv import (
+    KVCacheGroup,
+    KVCacheManager,
+    capacity_tokens,
+    group_layers,
+    size_groups,
+    with_num_blocks,
+)
+from octavo.loading.locate import locate, open_source
+from octavo.loading.model_config import derive_max_model_len, eos_token_ids, extended_max_model_len
+from octavo.loading.tokenizer import HFTokenizer
+from octavo.plugins import parse_bytes
+from octavo.scheduler import Scheduler
+from octavo.spec import (
+    Executor,
+    ExecutorContext,
+    KVCacheLayout,
+    KVCacheSpec,
+    KVPolicy,
+    ModelSource,
+    Tokenizer,
+    TokenizerData,
+    load_factory,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
+    """Load the model and make everything around it.
+
+    Raises `ModelLoadError`, `ConfigError`, `PluginError` or `CapacityError`, each saying what to change.
+    """
+    source = open_source(locate(config.model.path, config.model.revision), extensions.weight_formats)
+    tokenizer = _open_tokenizer(config, source, extensions)
+    longest = _model_length(config, source.config)
+    executor: Executor = load_factory(extensions.executors.find(config.parallel.executor).entry.factory)(
+        ExecutorContext(config=config, extensions=extensions, source=source, tokenizer=tokenizer, max_model_len=longest)
+    )
+    groups = _size_cache(config, executor, extensions, longest)
+    executor.initialize_kv_cache(
+        KVCacheLayout(tuple(g.layer_names for g in groups), tuple(g.num_blocks for g in groups))
+    )
+    max_model_len, reason = _fit_length(config, groups, longest)
+    kv = KVCacheManager(groups, config.cache.block_size, config.cache.enable_prefix_caching)
+    queue = extensions.first(extensions.queue_makers, "queue", config.scheduler.policy)
+    scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens)
+    generation_config = source.generation_config if config.model.use_generation_config else {}
+    inputs = InputProcessor(
+        tokenizer,
+        vocab_size=int(source.config["vocab_size"]),
+        max_model_len=max_model_len,
+        model_len_reason=reason,
+        eos_token_ids=eos_token_ids(source.config, generation_config, tokenizer),
+        generation_config=generation_config,
+        processors=extensions.logits_processors,
+        seed=config.sampling.seed,
+    )
+    observers = [observer for maker in extensions.observer_makers for observer in maker.entry(config)]
+    description = {"model": source.path, **executor.describe(), "KV cache": _describe_cache(groups)}
+    description["length"] = f"at most {max_model_len} tokens a sequence ({reason})"
+    for name, text in description.items():
+        logger.info("%s: %s", name, text)
+    return LLMEngine(EngineCore(scheduler, kv, executor), inputs, observers, description)
+
+
+def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Extensions) -> Tokenizer | None:
+    """The model's tokenizer, or the configured one; None if the model has none, and then prompts are token ids."""
+    if config.model.tokenizer is not None:
+        source = open_source(locate(config.model.tokenizer), extensions.weight_formats)
+    try:
+        tokenizer = source.tokenizer()
+    except ModelLoadError as error:
+        if config.model.tokenizer is not None:
+            raise
+        logger.warning("prompts must be token ids: %s", error)
+        return None
+    return HFTokenizer(tokenizer) if isinstance(tokenizer, TokenizerData) else tokenizer
+
+
+def _model_length(config: EngineConfig, model_config: Mapping[str, Any]) -> int:
+    own, wanted = derive_max_model_len(model_config), config.model.max_model_len
+    extended = extended_max_model_len(model_config)
+    if wanted is not None and wanted > extended:
+        raise ConfigError(f"model.max_model_len: {wanted} is more than the model's own length, {extended}")
+    return wanted or own
+
+
+def _size_cache(
+    config: EngineConfig, executor: Executor, extensions: Extensions, max_model_len: int
+) -> tuple[KVCacheGroup, ...]:
+    def make_policy(spec: KVCacheSpec) -> KVPolicy:
+        return load_factory(extensions.kv_policies.find(type(spec).__name__).entry.factory)(spec)
+
+    groups = group_layers(executor.kv_cache_specs(), make_policy)
+    if config.cache.num_blocks is not None:
+        return with_num_blocks(groups, config.cache.num_blocks)
+    budget = parse_bytes(config.cache.memory)
+    if budget is None:
+        budget = int(executor.profile() * config.cache.memory_fraction)
+    return size_groups(groups, budget, max_model_len, config.scheduler.max_num_seqs)
+
+
+def _fit_length(config: EngineConfig, groups: tuple[KVCacheGroup, ...], longest: int) -> tuple[int, str]:
+    """The longest sequence that can be served, and what limits it. One that is alone must always fit."""
+    capacity = capacity_tokens(groups)
+    if capacity >= longest:
+        configured = config.model.max_model_len is not None
+        return longest, "model.max_model_len is configured so" if configured else "the model's length is that"
+    if config.model.max_model_len is not None:
+        raise CapacityError(
+            f"model.max_model_len is {longest}, but the KV cache holds {capacity} tokens: "
+            "raise cache.memory or cache.num_blocks, or lower model.max_model_len"
+        )
+    return capacity, f"the KV cache holds {capacity} tokens; raise cache.memory for more"
+
+
+def _describe_cache(groups: tuple[KVCacheGroup, ...]) -> str:
+    num_bytes = sum(g.block_bytes * g.num_blocks for g in groups)
+    blocks = ", ".join(f"{g.num_blocks - 1} blocks of {g.spec.block_size}" for g in groups)
+    return f"{capacity_tokens(groups)} tokens fit ({blocks}; {num_bytes / 2**30:.2f} GiB)"

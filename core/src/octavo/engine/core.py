@@ -1,0 +1,117 @@
+"""The step loop without text: scheduler on one side, executor on the other.
+
+Owns: admission, the order of a step, what happens when a step fails. Must never know: text, HTTP, where it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from octavo.kv import KVCacheManager
+from octavo.request import FinishReason
+from octavo.scheduler import Scheduler
+from octavo.spec import Executor
+from octavo.step import AttachRequest, SchedulerOutput, SequenceUpdate, StepResult, StepStats
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT = 0.05
+"""Seconds to wait for background work (grammars that compile) when nothing else can run."""
+
+
+class EngineCore:
+    """Steps sequences. Speaks records only, so it may run in another process than its client."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._executor = executor
+        self.last_stats: StepStats | None = None
+        """Of the last step that computed something."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is alive, those that wait for background work included."""
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def add(self, requests: Sequence[AttachRequest]) -> None:
+        """Queue sequences; they run once the executor says that their processors are ready."""
+        for r in requests:
+            self._scheduler.add(r.sequence_id, r.request, r.child_index)
+        self._executor.attach(requests)
+
+    def finish(self, sequence_ids: Sequence[int], reason: FinishReason) -> None:
+        """End sequences now (abort, stop string); unknown ids are ignored, no update follows."""
+        for sequence_id in sequence_ids:
+            self._scheduler.finish(sequence_id, reason)
+        self._let_go()
+
+    def step(self) -> list[SequenceUpdate]:
+        """Schedule, launch, collect, commit. A step that fails ends the sequences in it and no others."""
+        started = time.monotonic()
+        updates = self._admit(0.0)
+        plan = self._scheduler.schedule()
+        result = StepResult(plan.step_id, ())
+        try:
+            self._executor.launch(plan)
+            result = self._executor.collect()
+        except Exception as error:
+            logger.exception("step %d failed", plan.step_id)
+            updates += self._scheduler.fail(plan, f"the step failed: {error!r}")
+        else:
+            updates += self._scheduler.commit(plan, result)
+        if plan.scheduled:
+            self.last_stats = self._stats(plan, result, time.monotonic() - started)
+        elif not updates:
+            updates += self._admit(_IDLE_WAIT)
+        self._let_go()
+        return updates
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running sequences keep what they use."""
+        self._kv.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Recompute all bookkeeping and compare; for tests. Raises `AssertionError`."""
+        self._scheduler.check_integrity()
+        if not self.has_work:
+            assert self._kv.num_used_blocks == 0, "blocks are left over"
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+    def _admit(self, timeout: float) -> list[SequenceUpdate]:
+        """Move sequences whose processors are ready to the queue; those that failed end."""
+        failed = []
+        for attachment in self._executor.poll(timeout):
+            if attachment.error is None:
+                self._scheduler.mark_ready(attachment.sequence_id)
+            else:
+                failed.append(self._scheduler.finish(attachment.sequence_id, FinishReason.ERROR, attachment.error))
+        return [update for update in failed if update is not None]
+
+    def _let_go(self) -> None:
+        """When nothing is left to run, tell the executor at once what has ended instead of with the next plan."""
+        if not self.has_work and self._scheduler.has_work:
+            self._executor.detach(self._scheduler.schedule().released)
+
+    def _stats(self, plan: SchedulerOutput, result: StepResult, duration: float) -> StepStats:
+        scheduler = self._scheduler
+        sampled = [r for r in result.sequences if r.token_ids]
+        return StepStats(
+            step_id=plan.step_id,
+            duration=duration,
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            num_generated_tokens=sum(len(r.token_ids) for r in sampled),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preempted=scheduler.num_preempted,
+            num_draft_tokens=sum(len(s.draft_token_ids) for s in plan.scheduled),
+            num_accepted_tokens=sum(len(r.token_ids) - 1 for r in sampled),
+            num_used_blocks=self._kv.num_used_blocks,
+            num_blocks=self._kv.num_blocks,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+        )

@@ -1,0 +1,164 @@
+"""From what a user passes to a validated `Request`.
+
+Owns: tokenising, checks against the model's limits, default sampling options. Must never know: scheduling, devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+from octavo.extensions import Registry
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.spec import LogitsProcessorEntry, Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt` and `adapter`."""
+
+_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "adapter"})
+
+
+class InputProcessor:
+    """Makes requests for one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        model_len_reason: str,
+        eos_token_ids: Iterable[int],
+        generation_config: Mapping[str, Any],
+        processors: Registry[LogitsProcessorEntry],
+        seed: int | None,
+    ) -> None:
+        """`model_len_reason` says what `max_model_len` comes from, for the error of a prompt that is too long."""
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._model_len_reason = model_len_reason
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._defaults = {k: generation_config[k] for k in _GENERATION_DEFAULTS if generation_config.get(k) is not None}
+        if generation_config.get("do_sample") is False:
+            self._defaults["temperature"] = 0.0
+        self._processors = processors
+        self._seed = seed
+        self._num_seedless = 0
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What the model's generation config recommends, with changes."""
+        return SamplingParams(**(self._defaults | changes))
+
+    def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        """Raises `InvalidRequestError` for whatever the model cannot take."""
+        text, token_ids, extras = self._split(prompt)
+        if not token_ids:
+            raise InvalidRequestError("prompt", "is empty; give at least one token")
+        self._check_ids("prompt", token_ids)
+        if len(token_ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                "prompt",
+                f"has {len(token_ids)} tokens; at most {self.max_model_len - 1} fit, since {self._model_len_reason}",
+            )
+        params = self._check_params(params)
+        room = self.max_model_len - len(token_ids)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(token_ids),
+            sampling_params=params,
+            seed=params.seed if params.seed is not None else self._draw_seed(),
+            eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            arrival_time=time.monotonic(),
+            prompt=text,
+            **extras,
+        )
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
+        """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
+        if not messages:
+            raise InvalidRequestError("messages", "is empty; give at least one message")
+        tokenizer = self._need_tokenizer("messages")
+        text = tokenizer.apply_chat_template(messages, **template_options)
+        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+    def _split(self, prompt: Prompt) -> tuple[str | None, list[int], dict[str, Any]]:
+        extras: dict[str, Any] = {}
+        text, token_ids = None, None
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - _PROMPT_KEYS
+            if unknown:
+                raise InvalidRequestError("prompt", f"unknown key {min(unknown)!r}; known: {sorted(_PROMPT_KEYS)}")
+            extras = {k: prompt[k] for k in ("cache_salt", "adapter") if prompt.get(k) is not None}
+            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        elif isinstance(prompt, str):
+            text = prompt
+        else:
+            token_ids = prompt
+        if any(not isinstance(v, str) for v in extras.values()):
+            raise InvalidRequestError("prompt", "cache_salt and adapter must be text")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError("prompt", f"must be text or token ids, got {type(text).__name__}")
+        if token_ids is None:
+            if text is None:
+                raise InvalidRequestError("prompt", "must be text or token ids")
+            return text, self._need_tokenizer("prompt").encode(text), extras
+        try:
+            return text, [_whole(i) for i in token_ids], extras
+        except TypeError:
+            raise InvalidRequestError("prompt", "token ids must be a list of whole numbers") from None
+
+    def _check_params(self, params: SamplingParams) -> SamplingParams:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_ids(name, getattr(params, name) or ())
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._vocab_size:
+                raise InvalidRequestError(name, f"must be at most the vocabulary's size, {self._vocab_size}")
+        for name in params.extra_args:
+            if name not in self._processors:
+                raise InvalidRequestError("extra_args", self._processors.not_found(name))
+        if params.bad_words:
+            self._need_tokenizer("bad_words")
+        if params.stop:
+            # A special token is not part of the text, so a stop string that is one is watched for by its id.
+            tokenizer = self._need_tokenizer("stop")
+            ids = {text: tokenizer.special_token_id(text) for text in params.stop}
+            special = [i for i in ids.values() if i is not None]
+            if special:
+                params = params.replace(
+                    stop=[text for text, i in ids.items() if i is None or not params.skip_special_tokens],
+                    stop_token_ids=[*params.stop_token_ids, *special],
+                )
+        return params
+
+    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        worst = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
+        if worst is not None:
+            raise InvalidRequestError(name, f"token id {worst} is outside the vocabulary, 0 to {self._vocab_size - 1}")
+
+    def _need_tokenizer(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequestError(field, "this model has no tokenizer; pass token ids and detokenize=False")
+        return self.tokenizer
+
+    def _draw_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(63)
+        self._num_seedless += 1
+        digest = hashlib.sha256(f"{self._seed}:{self._num_seedless}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _whole(value: Any) -> int:
+    """A token id as an int; numpy's integers are welcome, truth values and fractions are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(value)
+    return value.__index__()

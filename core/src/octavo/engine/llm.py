@@ -1,0 +1,170 @@
+"""The offline interface: a list of prompts in, a list of outputs out.
+
+Owns: `LLM`. Must never know: how the engine works.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.config import EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.engine import LLMEngine
+from octavo.engine.input_processor import Prompt
+from octavo.engine.output_processor import OutputKind
+from octavo.errors import InvalidRequestError
+from octavo.plugins import load_extensions, resolve_settings
+from octavo.request import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.spec import Tokenizer
+
+_PROGRESS_DELAY = 2.0
+"""Seconds of work before a progress bar shows."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model ready to generate.
+
+        llm = LLM("path/to/model", max_num_seqs=64)
+        for output in llm.generate(["Hello", "Bonjour"], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+
+    `model` is a folder, a GGUF file or a hub id; without one the packaged SmolLM2-135M-Instruct is used. Any key of
+    the configuration can be given by its name (`dtype="float32"`) or by section (`cache={"memory": "2GiB"}`).
+    `plugins` are plugin modules to load besides the installed ones.
+
+    Raises `ConfigError`, `PluginError`, `ModelLoadError` or `CapacityError` if no engine can be built.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, config_file: str | None = None, plugins: Sequence[Any] = (), **keywords: Any
+    ) -> None:
+        if model is not None:
+            keywords["model"] = model
+        self._start(resolve_settings(file=config_file, keywords=keywords).config, plugins)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, plugins: Sequence[Any] = ()) -> LLM:
+        """From a configuration that is already resolved: no file and no environment is read."""
+        llm = cls.__new__(cls)
+        llm._start(config, plugins)
+        return llm
+
+    def _start(self, config: EngineConfig, plugins: Sequence[Any]) -> None:
+        self.engine: LLMEngine = build_engine(config, load_extensions(config, plugins=plugins))
+        self._request_ids = itertools.count()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.engine.tokenizer
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What the model's generation config recommends, with changes."""
+        return self.engine.inputs.default_sampling_params(**changes)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many; outputs in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a mapping with `prompt` or `prompt_token_ids` (and `cache_salt`).
+        `sampling_params` is one for all or one for each; None takes what the model recommends.
+
+        Raises `InvalidRequestError` if any prompt or option is refused; none of them runs then. What fails later
+        ends with finish reason `error` and leaves the others alone.
+        """
+        batch: Sequence[Any] = [prompts] if _is_single(prompts) else prompts  # type: ignore[assignment]
+        return self._run(batch, self._params_for(len(batch), sampling_params), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, rendered by the model's chat template. Otherwise as `generate`.
+
+        A message is a mapping with `role` and `content`. `template_options` are the template's own variables.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        prompts = [self.engine.inputs.render_chat(m, **template_options) for m in conversations]
+        return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Cumulative outputs of one prompt, one after each step. Leaving the loop aborts the request."""
+        request_id = self._next_id()
+        self.engine.add_request(request_id, prompt, sampling_params)
+        finished = False
+        try:
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+        finally:
+            self.engine.abort_request(request_id)
+
+    def shutdown(self) -> None:
+        self.engine.shutdown()
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._request_ids)}"
+
+    def _params_for(
+        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            raise InvalidRequestError("sampling_params", f"{len(params)} given for {num_prompts} prompts")
+        return list(params)
+
+    def _run(self, prompts: Sequence[Any], params: Sequence[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
+        ids: list[str] = []
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for prompt, p in zip(prompts, params, strict=True):
+                request_id = self._next_id()
+                self.engine.add_request(request_id, prompt, p, OutputKind.FINAL)
+                ids.append(request_id)
+            own = frozenset(ids)
+            with tqdm(total=len(ids), unit="request", delay=_PROGRESS_DELAY, disable=not use_tqdm or None) as bar:
+                while len(outputs) < len(ids):
+                    for output in self.engine.step():
+                        if output.request_id in own:
+                            outputs[output.request_id] = output
+                            bar.update()
+        finally:  # an error or Ctrl-C leaves nothing behind
+            for request_id in ids:
+                if request_id not in outputs:
+                    self.engine.abort_request(request_id)
+        return [outputs[request_id] for request_id in ids]
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """One prompt: text, a mapping, or a flat list of token ids."""
+    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))

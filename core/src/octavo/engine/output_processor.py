@@ -1,0 +1,231 @@
+"""From committed tokens to what the user sees: text, stop strings, log probabilities, the outputs of `n` completions.
+
+Owns: one state for each live request. Must never know: scheduling, devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from octavo.engine.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from octavo.request import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from octavo.spec import Tokenizer
+from octavo.step import SequenceUpdate
+
+
+class OutputKind(Enum):
+    """How much each output of a request holds."""
+
+    CUMULATIVE = auto()
+    """All so far, after each step."""
+    DELTA = auto()
+    """What is new since the last output, after each step."""
+    FINAL = auto()
+    """All, once, when the request has finished."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sequence on its way to the user."""
+
+    sequence_id: int
+    index: int
+    request: Request
+    detokenizer: IncrementalDetokenizer | None
+    matcher: StopStringMatcher | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    num_shown_tokens: int = 0
+    num_shown_chars: int = 0
+
+    def take(self, update: SequenceUpdate) -> None:
+        """Add an update's tokens, up to a stop string if one is met."""
+        last = len(update.token_ids) - 1
+        for i, token_id in enumerate(update.token_ids):
+            self.token_ids.append(token_id)
+            if update.logprobs:
+                self.logprobs.append(update.logprobs[i])
+            ends_by_token = i == last and update.finish_reason is FinishReason.STOP
+            hidden = ends_by_token and not self.request.sampling_params.include_stop_str_in_output
+            if self.detokenizer is not None and not hidden:
+                self._show(self.detokenizer.push((token_id,)))
+            if self.finish_reason is not None:
+                return
+        if update.finish_reason is not None:
+            self.finish(update.finish_reason, update.stop_reason, update.error)
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
+        """End it; text that was held back comes out, unless a stop string ends in it."""
+        if self.detokenizer is not None:
+            self._show(self.detokenizer.flush())
+            if self.finish_reason is None and self.matcher is not None:
+                self.text += self.matcher.flush()
+        if self.finish_reason is None:
+            self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def _show(self, piece: str) -> None:
+        if self.matcher is None or not piece:
+            self.text += piece
+            return
+        enabled = len(self.token_ids) > self.request.sampling_params.min_tokens
+        shown, stopped_by = self.matcher.push(piece, enabled)
+        self.text += shown
+        if stopped_by is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, stopped_by
+
+    def output(self, kind: OutputKind) -> CompletionOutput:
+        first_token, first_char = 0, 0
+        if kind is OutputKind.DELTA:
+            first_token, first_char = self.num_shown_tokens, self.num_shown_chars
+            self.num_shown_tokens, self.num_shown_chars = len(self.token_ids), len(self.text)
+        wanted = self.request.sampling_params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text=self.text[first_char:],
+            token_ids=tuple(self.token_ids[first_token:]),
+            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
+            logprobs=tuple(self.logprobs[first_token:]) if wanted else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A live request with its completions."""
+
+    request: Request
+    kind: OutputKind
+    completions: list[Completion]
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.completions)
+
+    def note(self, update: SequenceUpdate, now: float) -> None:
+        """Keep an update's times, counts and prompt log probabilities."""
+        self.prompt_logprobs.update(update.prompt_logprobs)
+        self.num_preemptions += update.num_preemptions
+        if self.first_scheduled_time is None:
+            self.first_scheduled_time = update.first_scheduled_time
+            self.num_cached_tokens = update.num_cached_tokens
+        if update.token_ids:
+            self.first_token_time = self.first_token_time or now
+            self.last_token_time = now
+
+    def output(self) -> RequestOutput:
+        r, prompt_logprobs = self.request, None
+        if r.sampling_params.prompt_logprobs is not None:
+            prompt_logprobs = tuple(self.prompt_logprobs.get(i) for i in range(len(r.prompt_token_ids)))
+        return RequestOutput(
+            request_id=r.request_id,
+            prompt=r.prompt,
+            prompt_token_ids=r.prompt_token_ids,
+            outputs=tuple(c.output(self.kind) for c in self.completions),
+            finished=self.finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=RequestMetrics(
+                queue_time=_between(r.arrival_time, self.first_scheduled_time),
+                prefill_time=_between(self.first_scheduled_time, self.first_token_time),
+                decode_time=_between(self.first_token_time, self.last_token_time),
+                time_to_first_token=_between(r.arrival_time, self.first_token_time),
+                num_cached_tokens=self.num_cached_tokens,
+                num_preemptions=self.num_preemptions,
+            ),
+        )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+class OutputProcessor:
+    """All live requests of one engine."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, RequestState] = {}
+        self._by_sequence: dict[int, tuple[RequestState, Completion]] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request, sequence_ids: Sequence[int], kind: OutputKind) -> None:
+        """Expect updates for these sequences, one for each completion."""
+        params = request.sampling_params
+        completions = []
+        for index, sequence_id in enumerate(sequence_ids):
+            detokenizer = matcher = None
+            if params.detokenize and self._tokenizer is not None:
+                detokenizer = IncrementalDetokenizer(
+                    self._tokenizer, request.prompt_token_ids, params.skip_special_tokens
+                )
+                if params.stop:
+                    matcher = StopStringMatcher(tuple(params.stop), params.include_stop_str_in_output)
+            completions.append(Completion(sequence_id, index, request, detokenizer, matcher))
+        state = self._requests[request.request_id] = RequestState(request, kind, completions)
+        for completion in completions:
+            self._by_sequence[completion.sequence_id] = (state, completion)
+
+    def take(self, updates: Sequence[SequenceUpdate]) -> tuple[list[RequestOutput], list[int]]:
+        """Outputs to show now, and the sequences that a stop string ended while the core still runs them."""
+        now = time.monotonic()
+        changed: dict[str, RequestState] = {}
+        stopped = []
+        for update in updates:
+            known = self._by_sequence.get(update.sequence_id)
+            if known is None:
+                continue
+            state, completion = known
+            state.note(update, now)
+            completion.take(update)
+            changed[state.request.request_id] = state
+            if completion.finish_reason is not None:
+                del self._by_sequence[update.sequence_id]
+                if update.finish_reason is None:
+                    stopped.append(update.sequence_id)
+        return self._emit(changed.values()), stopped
+
+    def abort(self, request_id: str) -> tuple[list[RequestOutput], list[int]]:
+        """End a request; its last output, and the sequences to stop. Nothing for an unknown id."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return [], []
+        live = [c for c in state.completions if c.finish_reason is None]
+        for completion in live:
+            completion.finish(FinishReason.ABORT)
+            del self._by_sequence[completion.sequence_id]
+        return self._emit([state]), [c.sequence_id for c in live]
+
+    def _emit(self, states: Sequence[RequestState]) -> list[RequestOutput]:
+        outputs = []
+        for state in states:
+            if state.finished:
+                del self._requests[state.request.request_id]
+            if state.finished or state.kind is not OutputKind.FINAL:
+                outputs.append(state.output())
+        return outputs

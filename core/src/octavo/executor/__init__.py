@@ -1,0 +1,1 @@
+"""Where the model runner runs."""

@@ -1,0 +1,202 @@
+"""Chat messages to text, through the Jinja template that comes with a model.
+
+Templates are data of unknown origin: they run in a sandbox, and within limits of time and size, so that a hostile or
+broken one ends its own request and nothing else.
+Owns: the messages' shape, the sandbox and its limits. Must never know: token ids.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from octavo.errors import InvalidRequestError
+
+MAX_RENDERED_CHARS = 10_000_000
+MAX_SECONDS = 5.0
+
+
+class ChatTemplate:
+    """A compiled template. Rendering is thread-safe."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        self._environment.filters["tojson"] = _tojson
+        functions: Any = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self._environment.globals.update(functions)
+        self._source = source
+        self._template: jinja2.Template | None = None
+
+    def render(self, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+        """The text for `messages`. Raises `InvalidRequestError` for bad messages, and whenever the template fails."""
+        checked = _checked_messages(messages)
+        taken = sorted(set(variables) & {"messages", "add_generation_prompt", *self._special_tokens})
+        if taken:
+            raise InvalidRequestError("chat_template_kwargs", f"{', '.join(taken)} cannot be overridden")
+        given = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        try:
+            if self._template is None:
+                self._template = self._environment.from_string(self._source)
+            return self._environment.render_within_limits(
+                self._template, {**given, "messages": checked, "add_generation_prompt": add_generation_prompt}
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise InvalidRequestError("messages", f"the model's chat template is broken: {error}") from error
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
+        except Exception as error:  # a template's expressions can raise anything
+            raise InvalidRequestError("messages", f"the model's chat template failed on them: {error!r}") from error
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a budget for each rendering.
+
+    Every loop round and macro call looks at the clock; every operation that can multiply text looks at the size
+    of its result first.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._local = threading.local()
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Limits().visit(super()._parse(source, name, filename))
+
+    def render_within_limits(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        self._local.deadline = time.monotonic() + MAX_SECONDS
+        pieces: list[str] = []
+        size = 0
+        for piece in template.generate(variables):
+            size += len(piece)
+            self.check_size(size)
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def tick(self) -> str:
+        if time.monotonic() > self._local.deadline:
+            raise jinja2.TemplateRuntimeError(f"it took longer than {MAX_SECONDS:g} s")
+        return ""
+
+    def join(self, *parts: Any) -> str:
+        texts = [str(part) for part in parts]
+        self.check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) <= 2**32 and abs(right) <= 64):
+            raise jinja2.TemplateRuntimeError("its powers are too large")
+        if operator == "%" and isinstance(left, str):
+            if any(len(digits) > 4 for digits in "".join(c if c.isdigit() else " " for c in left).split()):
+                raise jinja2.TemplateRuntimeError("its format strings are too wide")
+        elif operator in "+*":
+            sizes = [len(side) if hasattr(side, "__len__") else None for side in (left, right)]
+            if operator == "+":
+                self.check_size(sum(size or 0 for size in sizes))
+            elif any(size is not None for size in sizes):
+                factors = [side if size is None else size for side, size in zip((left, right), sizes, strict=True)]
+                self.check_size(factors[0] * factors[1])
+        return super().call_binop(context, operator, left, right)
+
+    def check_size(self, size: int) -> None:
+        if size > MAX_RENDERED_CHARS:
+            raise jinja2.TemplateRuntimeError(f"the text passes {MAX_RENDERED_CHARS} characters")
+
+
+class _Limits(NodeTransformer):
+    """Puts the budget's checks into a parsed template."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._ticking(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._ticking(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Call(nodes.EnvironmentAttribute("join"), node.nodes, [], None, None, lineno=node.lineno)
+
+    def _ticking(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        call = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
+        return node
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what a model is trained to say; for inference its body is ordinary text."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any, indent: int | None = None, ensure_ascii: bool = False, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Plain JSON; Jinja's own filter would escape it for HTML."""
+    if isinstance(indent, int) and indent > 64:
+        raise jinja2.TemplateRuntimeError("its JSON is indented too far")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequestError("messages", "must be a list of mappings with role and content")
+    if not messages:
+        raise InvalidRequestError("messages", "must hold at least one message")
+    return [_checked_message(i, message) for i, message in enumerate(messages)]
+
+
+def _checked_message(index: int, message: Any) -> dict[str, Any]:
+    where = f"message {index}"
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            "messages", f"{where} is {type(message).__name__}, not a mapping with role and content"
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError("messages", f"{where} has no role")
+    if "content" not in message and not message.get("tool_calls"):
+        raise InvalidRequestError("messages", f"{where} has no content")
+    return {**message, "content": _content_text(where, message.get("content"))}
+
+
+def _content_text(where: str, content: Any) -> str | None:
+    """The content as text; a list of text parts becomes one text, a part a line."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise InvalidRequestError("messages", f"{where}: content must be text or a list of text parts")
+    texts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if kind != "text" or not isinstance(text, str):
+            raise InvalidRequestError("messages", f"{where}: this model takes text parts only, not {kind!r}")
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,224 @@
+"""Building a model and filling its parameters from a source: everything exactly once, or an error.
+
+Owns: the way from checkpoint names to parameters, and its checks. Must never know: file formats, architectures.
+
+Tied embeddings: the model's config decides. `tie_word_embeddings` true: the head shares the embedding's weight; a
+`lm_head.weight` in the file is not used, with a warning if it differs. False (or the architecture's default): the
+head must be in the file; if it is not, that is an error, never a silent tie.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.errors import ModelLoadError, OctavoError, PluginError
+from octavo.extensions import Extensions, Offer
+from octavo.nn import fill_parameter
+from octavo.spec import Model, ModelContext, ModelEntry, ModelSource, load_factory
+
+logger = logging.getLogger(__name__)
+
+ALWAYS_IGNORED = (r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
+"""Buffers that older checkpoints carry and every model computes for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a checkpoint tensor goes."""
+
+    parameter: str
+    """Full name of the parameter in the model."""
+    shard: int | None
+    """Which part of a fused parameter it is; None: the whole."""
+
+
+def load_model(
+    source: ModelSource, extensions: Extensions, context: ModelContext, architecture: str | None = None
+) -> Model:
+    """The source's model, filled, transformed and ready for inference.
+
+    `architecture` overrides the one that the config names. Parameters are made on the target device in the target
+    dtype and filled one by one, so that no second copy of the weights exists at any time.
+    Raises `ModelLoadError` if no plugin offers the architecture or the weights do not fit; `PluginError` if a
+    transform fails.
+    """
+    offer = find_architecture(source.config, extensions, architecture)
+    try:
+        model = load_factory(offer.entry.factory)(source.config, context)
+    except OctavoError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{source.path}: {offer.entry.name} of plugin {offer.origin} cannot be built from the config: {error!r}"
+        ) from error
+    fill_model(model, source, context.dtype)
+    return _transform(_frozen(model), extensions)
+
+
+def find_architecture(
+    config: Mapping[str, Any], extensions: Extensions, architecture: str | None = None
+) -> Offer[ModelEntry]:
+    """The first of the config's architectures that a plugin offers. Raises `ModelLoadError`."""
+    named = [architecture] if architecture else config.get("architectures") or []
+    if isinstance(named, str):
+        named = [named]
+    if not named:
+        raise ModelLoadError("the model's config names no architecture; name one with model.architecture")
+    for name in named:
+        if name in extensions.models:
+            return extensions.models[name]
+    families = sorted({str(offer.origin) for offer in extensions.models.values()})
+    raise ModelLoadError(
+        f"{extensions.models.not_found(named[0])}; plugin families that were looked at: {', '.join(families) or 'none'}"
+    )
+
+
+def fill_model(model: Any, source: ModelSource, dtype: torch.dtype) -> None:
+    """Fill every parameter of `model` from `source`. Raises `ModelLoadError` naming up to five tensors."""
+    slots = _plan(model, source)
+    wrong: list[str] = []
+    pending = dict(slots)
+    tied: dict[str, torch.Tensor] = {}
+    tied_weights: Mapping[str, str] = getattr(model, "tied_weights", {})
+    for name, tensor in source.tensors(dtype):
+        if name in tied_weights:
+            tied[name] = tensor
+        slot = pending.pop(name, None)
+        if slot is None:
+            continue
+        try:
+            _fill(model, slot, tensor)
+        except ModelLoadError as error:
+            wrong.append(f"{name} {error}")
+            if len(wrong) == 5:
+                break
+    if wrong:
+        raise ModelLoadError(f"{source.path}: {'; '.join(wrong)}")
+    if pending:
+        raise ModelLoadError(f"{source.path}: the weights end without {_few(pending)}")
+    for name, tensor in tied.items():
+        embedding = model.get_parameter(tied_weights[name])
+        if embedding.shape == tensor.shape and not torch.equal(embedding, tensor.to(embedding)):
+            logger.warning(
+                "%s: the config ties %s to %s, but the file holds another one, which is not used; "
+                "if the output is poor, set tie_word_embeddings to false in config.json",
+                source.path,
+                name,
+                tied_weights[name],
+            )
+
+
+def _plan(model: Any, source: ModelSource) -> dict[str, Slot]:
+    """The slot of each tensor that the model wants. Raises `ModelLoadError` unless all slots are met exactly once."""
+    wanted = {(name, i) for name, _ in _tensors_to_fill(model) for i in range(_num_shards(model, name))}
+    ignored = re.compile("|".join(f"(?:{p})" for p in (*ALWAYS_IGNORED, *model.ignored_weights())))
+    rename = _renamer(model.packed_modules)
+    slots: dict[str, Slot] = {}
+    filled: set[tuple[str, int]] = set()
+    surplus: list[str] = []
+    repeated: list[str] = []
+    for name in source.tensor_names():
+        if ignored.fullmatch(name):
+            continue
+        slot = rename(name)
+        parts = [slot.shard] if slot.shard is not None else range(_num_shards(model, slot.parameter))
+        keys = {(slot.parameter, part) for part in parts}
+        if not keys or not keys <= wanted:
+            surplus.append(name)
+        elif keys & filled or name in slots:
+            repeated.append(name)
+        else:
+            filled |= keys
+            slots[name] = slot
+    missing = [_checkpoint_name(model, *key) for key in sorted(wanted - filled)]
+    problems = [
+        f"{what}: {_few(names)}"
+        for what, names in (
+            ("missing from the weights", missing),
+            ("in the weights but unknown to the model", surplus),
+            ("in the weights twice", repeated),
+        )
+        if names
+    ]
+    if problems:
+        raise ModelLoadError(f"{source.path}: the weights do not fit {type(model).__name__}: {'; '.join(problems)}")
+    return slots
+
+
+def _tensors_to_fill(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers; shared ones once, under their first name."""
+    persistent = model.state_dict(keep_vars=True).keys()
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+def _module_of(model: nn.Module, parameter: str) -> tuple[nn.Module | None, str]:
+    path, _, leaf = parameter.rpartition(".")
+    try:
+        return model.get_submodule(path), leaf
+    except AttributeError:
+        return None, leaf
+
+
+def _num_shards(model: nn.Module, parameter: str) -> int:
+    return getattr(_module_of(model, parameter)[0], "num_shards", 1)
+
+
+def _renamer(packed_modules: Mapping[str, Sequence[str]]) -> Callable[[str], Slot]:
+    """Checkpoint name to slot: `q_proj` of `{"qkv_proj": ("q_proj", …)}` is shard 0 of `qkv_proj`."""
+    packed = {part: (fused, i) for fused, parts in packed_modules.items() for i, part in enumerate(parts)}
+
+    def rename(name: str) -> Slot:
+        parts = name.split(".")
+        for position, part in enumerate(parts):
+            if part in packed:
+                fused, shard = packed[part]
+                return Slot(".".join((*parts[:position], fused, *parts[position + 1 :])), shard)
+        return Slot(name, None)
+
+    return rename
+
+
+def _checkpoint_name(model: Any, parameter: str, shard: int) -> str:
+    """The name under which the missing part would stand in the checkpoint."""
+    parts = parameter.split(".")
+    named = [model.packed_modules[p][shard] if p in model.packed_modules else p for p in parts]
+    return ".".join(named)
+
+
+def _fill(model: nn.Module, slot: Slot, tensor: torch.Tensor) -> None:
+    module, leaf = _module_of(model, slot.parameter)
+    assert module is not None
+    load_weight: Callable[..., None] | None = getattr(module, "load_weight", None)
+    if load_weight is not None:
+        load_weight(leaf, tensor, slot.shard)
+    else:
+        fill_parameter(getattr(module, leaf), tensor)
+
+
+def _frozen(model: Any) -> Any:
+    return model.eval().requires_grad_(False)
+
+
+def _transform(model: Any, extensions: Extensions) -> Any:
+    offers = sorted(extensions.model_transforms.values(), key=lambda offer: (offer.entry.priority, offer.entry.name))
+    for offer in offers:
+        try:
+            model = offer.entry.apply(model, extensions.options_of(offer))
+        except Exception as error:
+            raise PluginError(f"plugin {offer.origin}: model transform {offer.entry.name!r}: {error!r}") from error
+        if model is None:
+            raise PluginError(f"plugin {offer.origin}: model transform {offer.entry.name!r} returned no model")
+    return _frozen(model) if offers else model
+
+
+def _few(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

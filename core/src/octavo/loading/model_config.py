@@ -1,0 +1,65 @@
+"""What the engine reads out of a model's own configuration.
+
+Owns: the meaning of Hugging Face's keys that concern the engine. Must never know: torch, architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import ModelLoadError
+from octavo.spec import Tokenizer
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def derive_max_model_len(config: Mapping[str, Any]) -> int:
+    """Longest sequence that the model is meant for, in tokens; the default of `model.max_model_len`.
+
+    Linear scaling and YaRN stretch it by their factor. Dynamic NTK scaling does not: it changes the rotation of
+    every position as soon as the length passes the trained one (see `octavo.nn.rotary`), so going up to
+    `extended_max_model_len` is left to the user.
+    """
+    longest = next((config[key] for key in _LENGTH_KEYS if config.get(key) is not None), 2048)
+    if not isinstance(longest, int) or longest < 1:
+        raise ModelLoadError(f"the config's max_position_embeddings is {longest!r}, not a positive whole number")
+    rope_type, scaling = _rope(config)
+    factor = float(scaling.get("factor") or 1.0)
+    if rope_type == "linear":
+        return int(longest * factor)
+    if rope_type == "yarn":
+        original = config.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
+        return max(longest, int((original or longest) * factor))
+    return longest
+
+
+def extended_max_model_len(config: Mapping[str, Any]) -> int:
+    """Longest sequence that a user may ask for."""
+    rope_type, scaling = _rope(config)
+    longest = derive_max_model_len(config)
+    return int(longest * float(scaling.get("factor") or 1.0)) if rope_type == "dynamic" else longest
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return scaling.get("rope_type") or scaling.get("type") or "default", scaling
+
+
+def eos_token_ids(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> frozenset[int]:
+    """Every id that ends a sequence: those of the generation config, the config and the tokenizer together.
+
+    To leave the generation config out, pass an empty one. Raises `ModelLoadError` for ids that are no numbers.
+    """
+    ids: set[int] = set(tokenizer.eos_token_ids) if tokenizer else set()
+    for where, holder in (("generation_config", generation_config), ("config", config)):
+        given = holder.get("eos_token_id")
+        for token_id in given if isinstance(given, list | tuple) else [given]:
+            if token_id is None:
+                continue
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise ModelLoadError(f"{where}: eos_token_id holds {token_id!r}, which is no token id")
+            ids.add(token_id)
+    return frozenset(ids)

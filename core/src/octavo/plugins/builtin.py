@@ -1,0 +1,100 @@
+"""The built-in plugin: what core itself offers, through the same hooks as anybody else.
+
+Owns: the list. Must never know: the things listed. All are import strings, so that nothing heavy is imported before
+it is used.
+"""
+
+from __future__ import annotations
+
+import os
+
+from octavo.hookspecs import hookimpl
+from octavo.spec import (
+    Command,
+    DrafterEntry,
+    ExecutorEntry,
+    FullAttentionSpec,
+    KVPolicyEntry,
+    LogitsProcessorEntry,
+    PlatformEntry,
+    Verifier,
+    WaitingQueue,
+    WeightFormatEntry,
+    load_factory,
+)
+
+_QUEUES = {"fcfs": "octavo.scheduler.queues:FCFSQueue", "priority": "octavo.scheduler.queues:PriorityQueue"}
+
+
+@hookimpl
+def octavo_register_logits_processors() -> list[LogitsProcessorEntry]:
+    processors = (
+        ("penalties", "Penalties", 10),
+        ("logit_bias", "LogitBias", 20),
+        ("allowed_token_ids", "AllowedTokens", 30),
+        ("bad_words", "BadWords", 40),
+        ("min_tokens", "MinTokens", 50),
+    )
+    return [
+        LogitsProcessorEntry(name=name, factory=f"octavo.sampling.processors:{factory}", always=True, order=order)
+        for name, factory, order in processors
+    ]
+
+
+@hookimpl
+def octavo_register_drafters() -> list[DrafterEntry]:
+    return [DrafterEntry(name="none", factory="octavo.runner.drafting:NoDrafter")]
+
+
+@hookimpl
+def octavo_register_executors() -> list[ExecutorEntry]:
+    return [ExecutorEntry(name="inproc", factory="octavo.executor.inproc:InProcessExecutor")]
+
+
+@hookimpl
+def octavo_register_platforms() -> list[PlatformEntry]:
+    return [
+        PlatformEntry(name="cpu", factory="octavo.runner.platforms:CPUPlatform", priority=0),
+        PlatformEntry(name="cuda", factory="octavo.runner.platforms:CUDAPlatform", priority=10),
+    ]
+
+
+@hookimpl
+def octavo_register_kv_policies() -> list[KVPolicyEntry]:
+    return [KVPolicyEntry(spec_type=FullAttentionSpec, factory="octavo.kv.policies:FullAttentionPolicy")]
+
+
+@hookimpl
+def octavo_register_weight_formats() -> list[WeightFormatEntry]:
+    return [
+        WeightFormatEntry(
+            name="safetensors",
+            can_read=lambda path: os.path.isfile(os.path.join(path, "config.json")),
+            factory="octavo.loading.safetensors:SafetensorsSource",
+            description="folder with config.json and *.safetensors",
+        )
+    ]
+
+
+@hookimpl
+def octavo_register_commands() -> list[Command]:
+    commands = (
+        ("generate", "octavo.cli.generate", "complete prompts"),
+        ("chat", "octavo.cli.chat", "talk with a model"),
+        ("plugins", "octavo.cli.plugins", "list, show and check plugins"),
+        ("config", "octavo.cli.config", "print the configuration and where each value came from"),
+    )
+    return [
+        Command(name=name, help=help_text, configure=f"{module}:configure", run=f"{module}:run")
+        for name, module, help_text in commands
+    ]
+
+
+@hookimpl
+def octavo_make_verifier(name: str) -> Verifier | None:
+    return load_factory("octavo.sampling.verifier:ExactVerifier")() if name == "exact" else None
+
+
+@hookimpl
+def octavo_make_queue(policy: str) -> WaitingQueue | None:
+    return load_factory(_QUEUES[policy])() if policy in _QUEUES else None

@@ -1,0 +1,56 @@
+"""Which positions of a step get logits, and what the verifier needs to know of them.
+
+Owns: `LogitRows`. Must never know: models, processors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.runner.input_batch import RunnerSequence, StepInputs
+from octavo.spec import VerifyRows
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """The logit rows of the sequences that get tokens in this step: sequence n owns rows `start[n]` … `start[n+1]`."""
+
+    scheduled: list[int]
+    """Index of each of these sequences in the plan's `scheduled`."""
+    sequences: list[RunnerSequence]
+    drafts: list[tuple[int, ...]]
+    start: np.ndarray  # [num_seqs + 1] int64
+    flat_indices: np.ndarray  # [num_rows] int64: position of each row in the flat batch
+
+    def span(self, n: int) -> slice:
+        return slice(int(self.start[n]), int(self.start[n + 1]))
+
+    def verify_rows(self) -> VerifyRows:
+        num_rows = np.diff(self.start)
+        first = np.repeat([s.num_tokens for s in self.sequences], num_rows)
+        return VerifyRows(
+            row_start=self.start,
+            draft_token_ids=np.array([t for d in self.drafts for t in (*d, -1)], dtype=np.int64),
+            draft_probs=None,
+            params=[s.request.sampling_params for s in self.sequences],
+            seeds=np.array([s.request.seed & 0xFFFFFFFFFFFFFFFF for s in self.sequences], dtype=np.uint64),
+            child_indices=np.array([s.child_index for s in self.sequences], dtype=np.int64),
+            positions=first + np.arange(len(first)) - np.repeat(self.start[:-1], num_rows),
+        )
+
+
+def choose_logit_rows(inputs: StepInputs) -> LogitRows:
+    """A row for the last committed token of each sequence that reaches it, and one for each of its drafts."""
+    scheduled, sequences, drafts, counts, flat = [], [], [], [0], []
+    for i, (sequence, plan) in enumerate(zip(inputs.sequences, inputs.scheduled, strict=True)):
+        num_drafts = len(plan.draft_token_ids)
+        if plan.num_computed_tokens + plan.num_scheduled_tokens - num_drafts == sequence.num_tokens:
+            end = int(inputs.query_start[i + 1])
+            scheduled.append(i)
+            sequences.append(sequence)
+            drafts.append(plan.draft_token_ids)
+            counts.append(num_drafts + 1)
+            flat.extend(range(end - num_drafts - 1, end))
+    return LogitRows(scheduled, sequences, drafts, np.cumsum(counts), np.array(flat, dtype=np.int64))

@@ -1,0 +1,154 @@
+"""The logits processors of one engine: who is attached to which sequence, and what happens when one fails.
+
+Owns: attachment, the wait for background work, calling processors in order. Must never know: what any of them does.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from octavo.errors import OctavoError
+from octavo.extensions import Extensions, Offer
+from octavo.spec import (
+    LogitRow,
+    LogitsProcessor,
+    LogitsProcessorEntry,
+    ProcessorContext,
+    SequenceView,
+    load_factory,
+)
+from octavo.step import Attachment
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessorChain:
+    """Every processor that some request has needed so far, in rising order."""
+
+    def __init__(
+        self,
+        extensions: Extensions,
+        configured: Sequence[str],
+        make_context: Callable[[Offer[LogitsProcessorEntry]], ProcessorContext],
+    ) -> None:
+        """`configured`: names of processors that see every request, besides those that always do."""
+        self._registry = extensions.logits_processors
+        self._make_context = make_context
+        self._processors: dict[str, LogitsProcessor] = {}
+        offers = [*self._registry.values(), *(self._registry.find(name) for name in configured)]
+        self._for_all = [o.entry.name for o in offers if o.entry.always or o.entry.name in configured]
+        self._attached: dict[int, list[str]] = {}
+        self._pending: dict[int, list[Future[Any]]] = {}
+        self._settled: list[Attachment] = []
+        for name in self._for_all:
+            self._processor(name)
+
+    def attach(self, sequence: SequenceView) -> None:
+        """Offer the sequence to all processors that it may concern; `poll` tells when it can run."""
+        names = dict.fromkeys([*self._for_all, *sequence.request.sampling_params.extra_args])
+        attached = self._attached[sequence.sequence_id] = []
+        pending: list[Future[Any]] = []
+        try:
+            for name in sorted(names, key=lambda n: (self._registry.find(n).entry.order, n)):
+                answer = self._processor(name).attach(sequence)
+                if answer is not False:
+                    attached.append(name)
+                if isinstance(answer, Future):
+                    pending.append(answer)
+        except Exception as error:
+            self._settled.append(Attachment(sequence.sequence_id, _describe(name, error)))
+            return
+        if pending:
+            self._pending[sequence.sequence_id] = pending
+        else:
+            self._settled.append(Attachment(sequence.sequence_id))
+
+    def poll(self, timeout: float) -> list[Attachment]:
+        """Sequences that became ready or failed; waits up to `timeout` seconds if there is none yet."""
+        self._settle()
+        if timeout and self._pending and not self._settled:
+            futures = [f for pending in self._pending.values() for f in pending]
+            concurrent.futures.wait(futures, timeout, return_when=concurrent.futures.FIRST_COMPLETED)
+            self._settle()
+        settled, self._settled = self._settled, []
+        return settled
+
+    def _settle(self) -> None:
+        for sequence_id, futures in list(self._pending.items()):
+            if all(f.done() for f in futures):
+                del self._pending[sequence_id]
+                error = next((e for f in futures if (e := f.exception()) is not None), None)
+                self._settled.append(Attachment(sequence_id, _describe(None, error) if error else None))
+
+    def release(self, sequence_id: int) -> None:
+        for future in self._pending.pop(sequence_id, ()):
+            future.cancel()
+        for name in self._attached.pop(sequence_id, ()):
+            try:
+                self._processors[name].release(sequence_id)
+            except Exception:
+                logger.exception("logits processor %r failed to release a sequence", name)
+
+    def rows_for(
+        self, sequences: Iterable[SequenceView], drafts: Iterable[Sequence[int]], first_rows: Iterable[int]
+    ) -> list[tuple[str, list[LogitRow]]]:
+        """The logit rows that each attached processor is to see, processors in order.
+
+        `first_rows[i]` is the logits row of sequence i's last committed token; its drafts' rows follow.
+        """
+        by_name: dict[str, list[LogitRow]] = {}
+        for sequence, draft, first in zip(sequences, drafts, first_rows, strict=False):
+            names = self._attached.get(sequence.sequence_id)
+            if names:
+                rows = [LogitRow(first + i, sequence, tuple(draft[:i])) for i in range(len(draft) + 1)]
+                for name in names:
+                    by_name.setdefault(name, []).extend(rows)
+        return sorted(by_name.items(), key=lambda item: (self._registry[item[0]].entry.order, item[0]))
+
+    def prepare(self, work: list[tuple[str, list[LogitRow]]], errors: dict[int, str]) -> None:
+        """Let processors do their CPU work; failures are noted in `errors` by sequence id."""
+        for name, rows in work:
+            self._guard(name, rows, errors, self._processors[name].prepare, rows)
+
+    def apply(self, work: list[tuple[str, list[LogitRow]]], logits: torch.Tensor, errors: dict[int, str]) -> None:
+        for name, rows in work:
+            rows = [row for row in rows if row.sequence.sequence_id not in errors]
+            if rows:
+                self._guard(name, rows, errors, self._processors[name].apply, logits, rows)
+
+    def accept(self, sequence: SequenceView, token_ids: Sequence[int]) -> str | None:
+        """Tell the attached processors what was committed; an error message if one fails."""
+        for name in self._attached.get(sequence.sequence_id, ()):
+            try:
+                self._processors[name].accept(sequence, token_ids)
+            except Exception as error:
+                return _describe(name, error)
+        return None
+
+    def _processor(self, name: str) -> LogitsProcessor:
+        if name not in self._processors:
+            offer = self._registry.find(name)
+            self._processors[name] = load_factory(offer.entry.factory)(self._make_context(offer))
+        return self._processors[name]
+
+    @staticmethod
+    def _guard(name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            message = _describe(name, error)
+            errors.update((row.sequence.sequence_id, message) for row in rows)
+
+
+def _describe(name: str | None, error: BaseException) -> str:
+    """One line for the user; the traceback of what is not a user's error goes to the log."""
+    if isinstance(error, OctavoError):
+        return str(error)
+    logger.error("logits processor %s failed", name or "", exc_info=error)
+    return f"logits processor {name!r} failed: {error!r}" if name else f"preparing the request failed: {error!r}"

@@ -1,0 +1,1 @@
+"""From logits to tokens: counter-based randomness, truncation, verification, built-in processors, logprobs."""

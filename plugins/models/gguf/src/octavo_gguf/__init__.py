@@ -1,0 +1,1 @@
+"""Models out of one GGUF file."""

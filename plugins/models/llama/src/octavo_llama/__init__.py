@@ -1,0 +1,1 @@
+"""Decoders of the Llama shape, as a plugin of Octavo."""
