@@ -6,8 +6,10 @@ Owns: `SamplingParams` and its validation. Must never know: tokenizers, models, 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any
 
 from octavo.errors import InvalidRequestError
@@ -79,12 +81,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            self._set(name, (value,) if isinstance(value, str) else tuple(value or ()))
-        self._set("stop_token_ids", tuple(self.stop_token_ids or ()))
-        self._set("logit_bias", dict(self.logit_bias or {}))
-        self._set("extra_args", dict(self.extra_args or {}))
-        if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", tuple(self.allowed_token_ids))
+            self._set(name, (value,) if isinstance(value, str) else self._entries(name))
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if name == "stop_token_ids" or self.allowed_token_ids is not None:
+                self._set(name, tuple(_token_id(name, value) for value in self._entries(name)))
+        self._set("logit_bias", {_token_id("logit_bias", i): b for i, b in self._mapping("logit_bias").items()})
+        self._set("extra_args", self._mapping("extra_args"))
         self._check_numbers()
         self._check_lists()
 
@@ -96,56 +98,112 @@ class SamplingParams:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def _entries(self, name: str) -> tuple[Any, ...]:
+        """The list in field `name`, not longer than allowed; nothing for None."""
+        value, limit = getattr(self, name), MAX_STOP_STRINGS if name == "stop" else MAX_TOKEN_ID_ENTRIES
+        if value is None:
+            return ()
+        if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__iter__")):
+            raise InvalidRequestError(name, f"must be a list, got {_short(value)}")
+        if len(value) > limit:
+            raise InvalidRequestError(name, f"at most {limit} entries, got {len(value)}")
+        return tuple(value)
+
+    def _mapping(self, name: str) -> dict[Any, Any]:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidRequestError(name, f"must be a mapping, got {_short(value)}")
+        if value is not None and len(value) > MAX_TOKEN_ID_ENTRIES:
+            raise InvalidRequestError(name, f"at most {MAX_TOKEN_ID_ENTRIES} entries, got {len(value)}")
+        return dict(value or {})
+
     def _check_numbers(self) -> None:
         for name, low, high, optional in _INT_RANGES:
-            value = getattr(self, name)
-            if value is None and optional:
+            given = getattr(self, name)
+            if given is None and optional:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
+            value = _whole(given)
+            if value is None:
+                raise InvalidRequestError(name, f"must be a whole number, got {_short(given)}")
             if not low <= value <= high:
-                raise InvalidRequestError(name, f"must be from {low} to {high}, got {value}")
+                raise InvalidRequestError(name, f"must be from {low} to {high}, got {_short(value)}")
+            self._set(name, value)
         for name, low, high, above in _FLOAT_RANGES:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                raise InvalidRequestError(name, f"must be a finite number, got {value!r}")
+            given = getattr(self, name)
+            value = _real(given)
+            if value is None:
+                raise InvalidRequestError(name, f"must be a finite number, got {_short(given)}")
             if not (low < value if above else low <= value) or value > high:
                 bound = "above" if above else "at least"
                 raise InvalidRequestError(name, f"must be {bound} {low:g} and at most {high:g}, got {value!r}")
-            self._set(name, float(value))
+            self._set(name, value)
         for name in _BOOLS:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(name, f"must be true or false, got {getattr(self, name)!r}")
+                raise InvalidRequestError(name, f"must be true or false, got {_short(getattr(self, name))}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_lists(self) -> None:
-        for name, limit in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_TOKEN_ID_ENTRIES)):
-            values = getattr(self, name)
-            if len(values) > limit:
-                raise InvalidRequestError(name, f"at most {limit} strings, got {len(values)}")
-            if any(not isinstance(value, str) or not value for value in values):
+        for name in ("stop", "bad_words"):
+            if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise InvalidRequestError(name, "every entry must be a non-empty string")
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop", "stop strings need detokenize=True")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids", "must name at least one token id")
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            ids = getattr(self, name) or ()
-            if len(ids) > MAX_TOKEN_ID_ENTRIES:
-                raise InvalidRequestError(name, f"at most {MAX_TOKEN_ID_ENTRIES} entries, got {len(ids)}")
-            if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
-                raise InvalidRequestError(name, "token ids must be whole numbers of at least 0")
-        for token_id, bias in self.logit_bias.items():
-            if not isinstance(bias, int | float) or not -100 <= bias <= 100:
+        biases: dict[int, float] = {}
+        for token_id, given in self.logit_bias.items():
+            bias = _real(given)
+            if bias is None or not -100 <= bias <= 100:
                 raise InvalidRequestError(
-                    "logit_bias", f"the bias of token {token_id} must be from -100 to 100, got {bias!r}"
+                    "logit_bias", f"the bias of token {token_id} must be from -100 to 100, got {_short(given)}"
                 )
+            biases[token_id] = bias
+        self._set("logit_bias", biases)
+        if any(not isinstance(name, str) for name in self.extra_args):
+            raise InvalidRequestError("extra_args", "every key must be the name of a logits processor")
 
     def replace(self, **changes: object) -> SamplingParams:
         """A copy with some fields changed, validated anew."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return SamplingParams(**(values | changes))  # type: ignore[arg-type]
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number as an int, numpy's included; None for anything else. Truth values are no numbers."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _real(value: Any) -> float | None:
+    """A finite real number as a float, numpy's included; None for anything else."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _token_id(name: str, value: Any) -> int:
+    token_id = _whole(value)
+    if token_id is None or token_id < 0:
+        raise InvalidRequestError(name, f"token ids must be whole numbers of at least 0, got {_short(value)}")
+    return token_id
+
+
+def _short(value: Any) -> str:
+    """A value for an error message, however large it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 _UNBOUNDED = 2**31 - 1

@@ -113,12 +113,16 @@ def test_reset_forgets_what_was_and_what_running_sequences_still_register(make_s
     assert manager.find_hit(waiting).num_tokens == 4
     manager.reset_prefix_cache()
     assert manager.find_hit(waiting).num_tokens == 0
-    manager.commit(running, 11)  # its KV was partly computed before the reset
+    early = make_sequence(manager, list(range(11)))
+    manager.allocate(early, 11)
+    manager.reset_prefix_cache()
+    for sequence in (running, early):  # their KV was, or may have been, computed before a reset
+        manager.commit(sequence, 11)
     assert manager.find_hit(waiting).num_tokens == 0
     fresh = make_sequence(manager, list(range(11)))
     compute(manager, fresh)
     assert manager.find_hit(waiting).num_tokens == 8
-    manager.check_integrity([running, fresh])
+    manager.check_integrity([running, early, fresh])
 
 
 def test_switched_off_nothing_hits(make_sequence: MakeSequence, window_policy: ModuleType) -> None:

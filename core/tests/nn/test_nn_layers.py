@@ -55,6 +55,7 @@ def test_vocabulary_shards_join_to_the_whole(world_size, make_context):
         embedding = VocabEmbedding(vocab_size, 4, make_context(rank, world_size))
         embedding.weight.fill_(torch.nan)  # what nobody fills must not stay
         embedding.load_weight("weight", table)
+        assert not embedding.weight.isnan().any()
         total += embedding(ids)
         head = LMHead(vocab_size, 4, make_context(rank, world_size), tied_to=embedding)
         assert head.weight is embedding.weight

@@ -117,7 +117,7 @@ def test_shapes_are_those_of_the_whole_tensor(world_size, make_context):
         (merged, (8, 6), 0),
         (merged, (2, 6), 1),
     ):
-        with pytest.raises(ModelLoadError, match="has shape .*implies"):
+        with pytest.raises(ModelLoadError, match=r"has shape .*implies"):
             layer.load_weight("weight", torch.zeros(shape), shard)
 
 

@@ -22,7 +22,10 @@ FAULTS = {
         "def octavo_register_model():\n    return []\n",
         "no hook is called octavo_register_model; did you mean 'octavo_register_models'?",
     ),
-    "unmarked": ("def octavo_register_models():\n    return []\n", "octavo_register_models is not marked with @hookimpl"),
+    "unmarked": (
+        "def octavo_register_models():\n    return []\n",
+        "octavo_register_models is not marked with @hookimpl",
+    ),
     "wrong argument": (
         "@hookimpl\ndef octavo_make_verifier(nmae):\n    return None\n",
         "octavo_make_verifier takes nmae; the hook passes name",
@@ -41,11 +44,17 @@ FAULTS = {
     "lacks a module": ("import a_module_nobody_has\n", "ModuleNotFoundError: No module named 'a_module_nobody_has'"),
     "exits on import": ("import sys\nsys.exit(3)\n", "importing it failed: SystemExit: 3"),
     "syntax error": ("def broken(:\n", "importing it failed: SyntaxError"),
-    "hook raises": (REGISTER + "    raise RuntimeError('lost')\n", "octavo_register_drafters raised RuntimeError: lost"),
+    "hook raises": (
+        REGISTER + "    raise RuntimeError('lost')\n",
+        "octavo_register_drafters raised RuntimeError: lost",
+    ),
     "hook exits": (REGISTER + "    raise SystemExit(4)\n", "octavo_register_drafters raised SystemExit: 4"),
     "generator raises": (REGISTER + "    yield 1 / 0\n", "octavo_register_drafters raised ZeroDivisionError"),
     "returns None": (REGISTER + "    return None\n", "returned None, not a list of DrafterEntry"),
-    "returns a record": (REGISTER + "    return DrafterEntry(name='x', factory='m:x')\n", "returned a DrafterEntry, not a"),
+    "returns a record": (
+        REGISTER + "    return DrafterEntry(name='x', factory='m:x')\n",
+        "returned a DrafterEntry, not a",
+    ),
     "returns rubbish": (REGISTER + "    return ['x']\n", "returned 'x' among its entries, not a DrafterEntry"),
     "returns another kind": (
         REGISTER + "    return [ExecutorEntry(name='x', factory='m:x')]\n",
@@ -64,7 +73,17 @@ FAULTS = {
     "option without default": (
         "from octavo.config import Section\nclass O(Section):\n    window: int\n"
         "@hookimpl\ndef octavo_options():\n    return O\n",
-        "every option needs a default",
+        "need resolvable types and defaults: Missing required argument 'window'",
+    ),
+    "option of an unknown type": (
+        "from octavo.config import Section\nclass O(Section):\n    window: 'Nothing' = 1\n"
+        "@hookimpl\ndef octavo_options():\n    return O\n",
+        "need resolvable types and defaults: name 'Nothing' is not defined",
+    ),
+    "options in a tree": (
+        "from octavo.config import Section\nclass I(Section):\n    x: int = 1\nclass O(Section):\n    i: I = I()\n"
+        "@hookimpl\ndef octavo_options():\n    return O\n",
+        "its options must be flat, not i.x",
     ),
 }
 
@@ -95,7 +114,9 @@ def test_strict_makes_every_broken_plugin_an_error(site) -> None:
 
 def test_a_plugin_that_the_configuration_asks_for_must_work(site) -> None:
     site.add("faulty", "raise ValueError('no luck')\n", version="7")
-    with pytest.raises(PluginError, match=r"faulty \(dist-faulty 7\) is broken: importing it failed: ValueError") as raised:
+    with pytest.raises(
+        PluginError, match=r"faulty \(dist-faulty 7\) is broken: importing it failed: ValueError"
+    ) as raised:
         load_extensions(EngineConfig(plugins={"faulty": {"window": 3}}), env={})
     assert isinstance(raised.value.__cause__, ValueError)
 
@@ -153,6 +174,7 @@ def test_imported_modules_and_optional_hooks_are_no_fault(site, drafter) -> None
     [
         (("octavo>=9",), "it needs octavo>=9, this is octavo"),
         (("octavo<0.1",), "it needs octavo<0.1"),
+        (("octavo<0.1", "octavo!=9"), "it needs octavo"),
         (("other", "Octavo>=0.1", "octavo!=0.1.0"), "it needs octavo"),
         (("octavo>>1",), "unreadable requirement"),
         (('octavo>=9; python_version < "3"',), ""),
@@ -179,3 +201,23 @@ def test_survey_raises_nothing_and_doctor_has_a_mend_for_each(site) -> None:
     assert {name.replace(" ", "_") for name in FAULTS} | {"skewed"} == set(told) - {""}
     assert all(problem.mend for problem in problems)
     assert "install a release for octavo" in told["skewed"].mend
+
+
+@pytest.mark.parametrize(
+    ("metadata", "entry_points"),
+    [
+        (None, "[octavo]\ndamaged = somewhere\n"),
+        ("Metadata-Version: 2.1\n", "[octavo]\ndamaged = somewhere\n"),
+        ("Metadata-Version: 2.1\nName: d\nVersion: 1\n", "[octavo]\ndamaged = not a module\n"),
+    ],
+)
+def test_a_damaged_installation_is_a_broken_plugin(site, metadata, entry_points) -> None:
+    info = site.path / "damaged-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text(entry_points)
+    if metadata is not None:
+        (info / "METADATA").write_text(metadata)
+    (broken,) = load_extensions(EngineConfig(), env={}).broken
+    assert broken.origin.plugin == "damaged"
+    assert "its installation is damaged" in broken.reason
+    assert broken.mend == "install it again"

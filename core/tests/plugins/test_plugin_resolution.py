@@ -119,15 +119,16 @@ def test_no_autoload_looks_at_no_entry_point(site, monkeypatch) -> None:
 
 def test_a_module_passed_in_goes_by_its_short_name() -> None:
     module = types.ModuleType("octavo_special.plugin")
-    exec("from octavo.hookspecs import hookimpl\n" + OPTIONS, module.__dict__)
+    code = compile("from octavo.hookspecs import hookimpl\n" + OPTIONS, "special", "exec", dont_inherit=True)
+    exec(code, module.__dict__)
     config = EngineConfig(autoload_plugins=False, plugins={"special": {"window": 9}})
     assert load_extensions(config, [module], env={}).options["special"].window == 9
 
 
 def test_a_passed_in_plugin_that_fails_is_an_error() -> None:
     module = types.ModuleType("octavo_special.plugin")
-    module.octavo_register_modles = lambda: []
-    with pytest.raises(PluginError, match="special .*did you mean 'octavo_register_models'"):
+    module.octavo_register_modles = list
+    with pytest.raises(PluginError, match=r"special .*did you mean 'octavo_register_models'"):
         load_extensions(EngineConfig(autoload_plugins=False), [module], env={})
 
 
@@ -152,7 +153,7 @@ def test_a_worker_loads_exactly_the_parents_list(site, drafter) -> None:
 
 def test_a_worker_that_lacks_a_plugin_says_how_to_mend_it(site) -> None:
     parent = load_extensions(EngineConfig(), [Passed()], env={})
-    with pytest.raises(PluginError, match="'Passed' is not installed here.*entry point"):
+    with pytest.raises(PluginError, match=r"'Passed' is not installed here.*entry point"):
         load_extensions(EngineConfig(), env={}, only=[origin.plugin for origin in parent.plugins])
 
 
@@ -165,7 +166,9 @@ def test_a_worker_accepts_no_broken_plugin(site) -> None:
 def test_two_plugins_that_offer_one_name(site, drafter) -> None:
     site.add("one", drafter("ngram"), distribution="dist-one")
     site.add("two", drafter("ngram") + "\n@hookimpl\ndef octavo_make_queue(policy):\n    return 1\n")
-    with pytest.raises(PluginError, match=r"drafter 'ngram' is offered by one \(dist-one 1.0\) and by two \(dist-two 1.0\)"):
+    with pytest.raises(
+        PluginError, match=r"drafter 'ngram' is offered by one \(dist-one 1.0\) and by two \(dist-two 1.0\)"
+    ):
         load_extensions(EngineConfig(), env={})
     with pytest.raises(PluginError, match="is offered by"):
         load_extensions(EngineConfig(override_plugins=("one", "two")), env={})
@@ -174,8 +177,11 @@ def test_two_plugins_that_offer_one_name(site, drafter) -> None:
         assert extensions.drafters["ngram"].origin.plugin == winner
         assert len(extensions.queue_makers) == 2
     assert load_extensions(EngineConfig(disable_plugins=("one",)), env={}).drafters["ngram"].origin.plugin == "two"
-    states = {report.name: report.state for report in survey(EngineConfig(), env={}).plugins()}
+    found = survey(EngineConfig(), env={})
+    states = {report.name: report.state for report in found.plugins()}
     assert states == {"builtin": "active", "one": "broken", "two": "broken"}
+    assert [problem.plugin for problem in found.problems() if problem.plugin] == ["one", "two"]
+    assert sum("'ngram' is offered by" in problem.problem for problem in found.problems()) == 2
 
 
 def test_a_name_of_core_is_taken(site) -> None:
@@ -228,7 +234,10 @@ def test_options_are_parsed_by_the_plugins_schema(site) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"opt": {"windw": 1}}, r"unknown option 'plugins.opt.windw' from argument; did you mean 'plugins.opt.window'\?"),
+        (
+            {"opt": {"windw": 1}},
+            r"unknown option 'plugins.opt.windw' from argument; did you mean 'plugins.opt.window'\?",
+        ),
         ({"opt": {"window": 0}}, r"plugins.opt.window: must be int >= 1; got 0 from argument"),
         ({"opt": {"mode": "exat"}}, r"plugins.opt.mode: must be one of fast, exact; did you mean 'exact'\?"),
         ({"plain": {"x": 1}}, "plugins.plain: the plugin has no options"),
@@ -264,7 +273,8 @@ def test_the_report_tells_state_capabilities_and_options(site, drafter) -> None:
 @hookimpl
 def octavo_register_attention_backends():
     can = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), alibi=True)
-    return [AttentionBackendEntry(name="nat", factory="m:x", capabilities=can, priority=3, unavailable=lambda: "no gcc")]
+    why = lambda: "no gcc"
+    return [AttentionBackendEntry(name="nat", factory="m:x", capabilities=can, priority=3, unavailable=why)]
 """
     site.add("nat", OPTIONS + backend)
     site.add("ngram", drafter("ngram"))
@@ -287,7 +297,9 @@ def octavo_register_attention_backends():
 def test_a_registry_says_what_exists() -> None:
     registry = Registry("drafter", {"ngram": Offer(1, Origin("p", "d", "1"))})
     assert registry.find("ngram").entry == 1
-    with pytest.raises(PluginError, match=r"no drafter is called 'ngrm'; did you mean 'ngram'\?; there is: ngram \[p\]"):
+    with pytest.raises(
+        PluginError, match=r"no drafter is called 'ngrm'; did you mean 'ngram'\?; there is: ngram \[p\]"
+    ):
         registry.find("ngrm")
     with pytest.raises(PluginError, match="no installed plugin offers any drafter"):
         Registry("drafter", {}).find("x")

@@ -49,9 +49,9 @@ def _run(argv: list[str]) -> int:
 
         print(f"octavo {core_version() or 'unknown'}")
         return 0
-    _configure_logging()
     if name is None:
         return _help(globals_)
+    _configure_logging()
     offer = _find(_survey(argv).extensions.commands, name)
     command: Command = offer.entry
     parser = Parser(prog=f"octavo {name}", description=command.help)

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.sampling_options import add_sampling_options, sampling_changes
-from octavo.errors import InvalidRequestError
+from octavo.cli.sampling_options import add_sampling_options, keep_printing, sampling_changes
+from octavo.errors import ConfigError, InvalidRequestError
 from octavo.request import FinishReason
 
 _DEFAULT_MAX_TOKENS = 512
@@ -27,11 +27,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
+    changes = sampling_changes(arguments)
+    keep_printing()
 
     from octavo.engine import LLM
 
     with LLM.from_config(settings.config) as llm:
-        params = llm.default_sampling_params(**sampling_changes(arguments))
+        params = llm.default_sampling_params(**changes)
         opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
         if arguments.message is not None:
             answer = _answer(llm, [*opening, {"role": "user", "content": arguments.message}], params)
@@ -50,6 +52,8 @@ def _converse(llm: Any, opening: list[dict[str, str]], params: Any) -> int:
             message = input("> " if interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
             return 0
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"cannot read messages from standard input: {error}") from error
         if message == "/exit":
             return 0
         if message == "/clear":

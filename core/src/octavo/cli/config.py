@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.tables import table
+from octavo.cli.tables import shown, table
 from octavo.config import EngineConfig
 from octavo.extensions import Extensions
 from octavo.plugins import Settings, leaves_of, load_extensions
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = {key: {"value": value, "source": source} for key, value, source in values}
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
-        rows = [[key, "none" if value is None else _text(value), source] for key, value, source in values]
+        rows = [[key, shown(value), source] for key, value, source in values]
         print(table(["KEY", "VALUE", "SOURCE"], rows))
     return 0
 
@@ -55,12 +55,6 @@ def _values(settings: Settings, extensions: Extensions) -> list[tuple[str, Any, 
             key = f"plugins.{plugin}.{leaf}"
             found.append((key, getattr(options, leaf), settings.sources.get(key, "default")))
     return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple | set | frozenset):
-        return ", ".join(map(str, value)) or "empty"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _schema(extensions: Extensions) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.sampling_options import add_sampling_options, read_lines, sampling_changes
+from octavo.cli.sampling_options import add_sampling_options, keep_printing, read_lines, sampling_changes
 from octavo.errors import ConfigError
 
 _DEFAULT_MAX_TOKENS = 64
@@ -35,11 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not prompts:
         raise ConfigError('no prompt: octavo generate "The capital of France is", or --file FILE')
     settings = settings_from(arguments)
+    changes = sampling_changes(arguments)
+    keep_printing()
 
     from octavo.engine import LLM
 
     with LLM.from_config(settings.config) as llm:
-        params = llm.default_sampling_params(**sampling_changes(arguments))
+        params = llm.default_sampling_params(**changes)
         if arguments.json or len(prompts) > 1 or params.n > 1:
             outputs = llm.generate(prompts, params)
             for output in outputs:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.cli.parser import SETTING
+from octavo.cli.tables import shown
 from octavo.config import EngineConfig
 from octavo.plugins import Settings, leaves_of, resolve_settings
 
@@ -36,8 +37,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         dashed = f"--{key.replace('_', '-')}"
         settings = {"dest": SETTING + key, "metavar": "VALUE", "default": argparse.SUPPRESS}
         flags = [_SHORT[key], dashed] if key in _SHORT else [dashed]
-        default = "none" if leaf.default is None else leaf.default
-        text = f"{leaf.help} ({leaf.type_name}; default: {default or 'empty'})".replace("%", "%%")
+        text = f"{leaf.help} ({leaf.type_name}; default: {shown(leaf.default)})".replace("%", "%%")
         groups[section].add_argument(*flags, help=text, **settings)
         underscored = sorted({flag for flag in (f"--{key}", _underscored(_SHORT.get(key, ""))) if flag} - set(flags))
         if underscored:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.tables import table
+from octavo.cli.tables import shown, table
 from octavo.errors import ConfigError, PluginError, suggestion
 from octavo.plugins import PluginReport, Survey, survey
 
@@ -79,21 +79,15 @@ def _details(report: PluginReport) -> str:
     if report.hooks:
         lines.append(f"hooks: {', '.join(report.hooks)}")
     for offer in report.offers:
-        told = ", ".join(f"{name} {_text(value)}" for name, value in offer.capabilities.items())
+        told = ", ".join(f"{name} {shown(value)}" for name, value in offer.capabilities.items())
         lines.append(f"{offer.kind} {offer.name}" + (f": {told}" if told else ""))
     if report.options:
         rows = [
-            [f"plugins.{report.name}.{o.name}", o.type, _text(o.default), _text(o.value), o.help]
+            [f"plugins.{report.name}.{o.name}", o.type, shown(o.default), shown(o.value), o.help]
             for o in report.options
         ]
         lines += ["options:", table(["KEY", "TYPE", "DEFAULT", "NOW", "HELP"], rows)]
     return "\n".join(lines)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(map(str, value)) or "none"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print_json(value: Any) -> None:

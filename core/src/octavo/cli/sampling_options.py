@@ -6,9 +6,12 @@ Owns: the flags of `octavo generate` and `octavo chat`. Must never know: engines
 from __future__ import annotations
 
 import argparse
+import io
+import sys
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.sampling_params import SamplingParams
 
 _NUMBERS = {
     "n": (int, "completions of each prompt"),
@@ -38,22 +41,29 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
 
 
 def sampling_changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, as keyword arguments of `SamplingParams`."""
+    """The options that were given, as keyword arguments of `SamplingParams`. Raises `InvalidRequestError`."""
     names = [*_NUMBERS, "stop", "ignore_eos"]
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return {"max_tokens": arguments.default_max_tokens} | given
+    changes = {"max_tokens": arguments.default_max_tokens} | given
+    SamplingParams(**changes)  # refuses bad values before a model is loaded
+    return changes
+
+
+def keep_printing() -> None:
+    """Let standard output show `?` for characters that its encoding lacks, instead of failing on them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def read_lines(file: str) -> list[str]:
     """The non-empty lines of a file, `-` being standard input. Raises `ConfigError` if it cannot be read as UTF-8."""
-    import sys
-
     try:
         if file == "-":
-            text = sys.stdin.buffer.read().decode("utf-8")
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
         else:
-            with open(file, encoding="utf-8") as handle:
+            with open(file, encoding="utf-8-sig") as handle:
                 text = handle.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read prompts from {file!r}: {error}") from error
-    return [line for line in text.splitlines() if line.strip()]
+    # str.splitlines would also cut at form feeds and the like, which may stand in a prompt
+    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None) if line.strip()]

@@ -1,4 +1,4 @@
-"""Plain text tables. Owns: column widths. Must never know: what is in them."""
+"""Plain text tables. Owns: column widths and how values are spelt. Must never know: what is in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -20,3 +21,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         wrapped = textwrap.wrap(last, room) if room else [last]
         printed += [f"{start}{wrapped[0] if wrapped else ''}".rstrip(), *(" " * indent + more for more in wrapped[1:])]
     return "\n".join(printed)
+
+
+def shown(value: Any) -> str:
+    """A configuration value as users write it."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(str, value)) or "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)

@@ -28,13 +28,15 @@ class EngineCore:
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
+        self._undelivered: list[SequenceUpdate] = []
+        """Of a step that was interrupted: the next one returns them."""
         self.last_stats: StepStats | None = None
         """Of the last step that computed something."""
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is alive, those that wait for background work included."""
-        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+        """Whether any sequence is alive, those that wait for background work included, or has ended untold."""
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._undelivered)
 
     def add(self, requests: Sequence[AttachRequest]) -> None:
         """Queue sequences; they run once the executor says that their processors are ready."""
@@ -49,17 +51,24 @@ class EngineCore:
         self._let_go()
 
     def step(self) -> list[SequenceUpdate]:
-        """Schedule, launch, collect, commit. A step that fails ends the sequences in it and no others."""
+        """Schedule, launch, collect, commit. A step that fails ends the sequences in it and no others.
+
+        So does one that Ctrl-C interrupts; the exception goes on to the caller.
+        """
         started = time.monotonic()
-        updates = self._admit(0.0)
+        updates, self._undelivered = [*self._undelivered, *self._admit(0.0)], []
         plan = self._scheduler.schedule()
         result = StepResult(plan.step_id, ())
         try:
             self._executor.launch(plan)
             result = self._executor.collect()
-        except Exception as error:
-            logger.exception("step %d failed", plan.step_id)
+        except BaseException as error:
+            self._executor.detach(plan.released)  # the plan may not have reached the runner; twice does no harm
             updates += self._scheduler.fail(plan, f"the step failed: {error!r}")
+            if not isinstance(error, Exception):
+                self._undelivered = updates
+                raise
+            logger.exception("step %d failed", plan.step_id)
         else:
             updates += self._scheduler.commit(plan, result)
         if plan.scheduled:

@@ -76,32 +76,39 @@ class LLMEngine:
         sequences = [
             AttachRequest(next(self._sequence_ids), request, index) for index in range(request.sampling_params.n)
         ]
-        self._outputs.add(request, [s.sequence_id for s in sequences], kind)
-        self.core.add(sequences)
+        ids = [s.sequence_id for s in sequences]
+        try:
+            self._outputs.add(request, ids, kind)
+            self.core.add(sequences)
+        except BaseException:
+            self._outputs.abort(request_id)
+            self.core.finish(ids, FinishReason.ABORT)
+            raise
+        self._early = [o for o in self._early if o.request_id != request_id]  # an id used anew means the new request
         self._tell(lambda observer: observer.on_request(request))
 
-    def abort_request(self, request_id: str) -> bool:
-        """End a request; its last output comes with the next step. False if it is not running."""
+    def abort_request(self, request_id: str, *, want_output: bool = True) -> bool:
+        """End a request; its last output comes with the next step, if wanted. False if it is not running."""
         outputs, sequence_ids = self._outputs.abort(request_id)
         self.core.finish(sequence_ids, FinishReason.ABORT)
-        self._early += outputs
+        self._tell_finished(outputs)
+        if want_output:
+            self._early += outputs
         return bool(sequence_ids)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; the outputs of the requests that it changed."""
-        outputs, self._early = self._early, []
+        new: list[RequestOutput] = []
         if self.core.has_work:
             before = self.core.last_stats
             new, stopped = self._outputs.take(self.core.step())
             self.core.finish(stopped, FinishReason.STOP)
-            outputs += new
             stats = self.core.last_stats
             if stats is not before:
                 self._tell(lambda observer: observer.on_step(stats))
-        for output in outputs:
-            if output.finished:
-                self._tell(lambda observer, output=output: observer.on_finished(output))
-        return outputs
+            self._tell_finished(new)
+        early, self._early = self._early, []
+        return early + new
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""
@@ -113,6 +120,11 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         self.core.shutdown()
+
+    def _tell_finished(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            if output.finished:
+                self._tell(lambda observer, output=output: observer.on_finished(output))
 
     def _tell(self, call: Callable[[Any], None]) -> None:
         """Call every observer; one that fails is dropped, and no request suffers."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, ModelLoadError
 from octavo.extensions import Registry
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -48,9 +48,18 @@ class InputProcessor:
         self._defaults = {k: generation_config[k] for k in _GENERATION_DEFAULTS if generation_config.get(k) is not None}
         if generation_config.get("do_sample") is False:
             self._defaults["temperature"] = 0.0
+        self._check_defaults()
         self._processors = processors
         self._seed = seed
         self._num_seedless = 0
+
+    def _check_defaults(self) -> None:
+        try:
+            self.default_sampling_params()
+        except InvalidRequestError as error:
+            raise ModelLoadError(
+                f"the model's generation config: {error}; mend it, or set model.use_generation_config to false"
+            ) from error
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What the model's generation config recommends, with changes."""
@@ -102,6 +111,8 @@ class InputProcessor:
             text = prompt
         else:
             token_ids = prompt
+        if isinstance(token_ids, bytes | bytearray):
+            raise InvalidRequestError("prompt", "must be text or token ids, got bytes; decode them")
         if any(not isinstance(v, str) for v in extras.values()):
             raise InvalidRequestError("prompt", "cache_salt and adapter must be text")
         if text is not None and not isinstance(text, str):

@@ -6,6 +6,7 @@ Owns: `LLM`. Must never know: how the engine works.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -60,6 +61,8 @@ class LLM:
     def _start(self, config: EngineConfig, plugins: Sequence[Any]) -> None:
         self.engine: LLMEngine = build_engine(config, load_extensions(config, plugins=plugins))
         self._request_ids = itertools.count()
+        self._inboxes: dict[str, deque[RequestOutput]] = {}
+        """Outputs of each live request that nobody has taken yet."""
 
     def __enter__(self) -> LLM:
         return self
@@ -92,7 +95,7 @@ class LLM:
         Raises `InvalidRequestError` if any prompt or option is refused; none of them runs then. What fails later
         ends with finish reason `error` and leaves the others alone.
         """
-        batch: Sequence[Any] = [prompts] if _is_single(prompts) else prompts  # type: ignore[assignment]
+        batch = _as_batch(prompts)
         return self._run(batch, self._params_for(len(batch), sampling_params), use_tqdm)
 
     def chat(
@@ -107,6 +110,8 @@ class LLM:
 
         A message is a mapping with `role` and `content`. `template_options` are the template's own variables.
         """
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise InvalidRequestError("messages", "must be a list of mappings with role and content")
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [self.engine.inputs.render_chat(m, **template_options) for m in conversations]
@@ -115,19 +120,35 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Cumulative outputs of one prompt, one after each step. Leaving the loop aborts the request."""
         request_id = self._next_id()
-        self.engine.add_request(request_id, prompt, sampling_params)
-        finished = False
+        inbox = self._inboxes[request_id] = deque()
         try:
-            while not finished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
+            self.engine.add_request(request_id, prompt, sampling_params)
+            while True:
+                while inbox:
+                    output = inbox.popleft()
+                    yield output
+                    if output.finished:
+                        return
+                self._step()
         finally:
-            self.engine.abort_request(request_id)
+            self._forget(request_id)
 
     def shutdown(self) -> None:
         self.engine.shutdown()
+
+    def _step(self) -> list[str]:
+        """One step of the engine; ids of the requests that it gave an output.
+
+        Streams and lists of prompts may be under way together: each finds its outputs in its own inbox.
+        """
+        outputs = [o for o in self.engine.step() if o.request_id in self._inboxes]
+        for output in outputs:
+            self._inboxes[output.request_id].append(output)
+        return [output.request_id for output in outputs]
+
+    def _forget(self, request_id: str) -> None:
+        del self._inboxes[request_id]
+        self.engine.abort_request(request_id, want_output=False)
 
     def _next_id(self) -> str:
         return f"llm-{next(self._request_ids)}"
@@ -139,6 +160,8 @@ class LLM:
             params = self.default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * num_prompts
+        if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+            raise InvalidRequestError("sampling_params", "must be SamplingParams, or a list with one for each prompt")
         if len(params) != num_prompts:
             raise InvalidRequestError("sampling_params", f"{len(params)} given for {num_prompts} prompts")
         return list(params)
@@ -149,22 +172,27 @@ class LLM:
         try:
             for prompt, p in zip(prompts, params, strict=True):
                 request_id = self._next_id()
-                self.engine.add_request(request_id, prompt, p, OutputKind.FINAL)
+                self._inboxes[request_id] = deque()
                 ids.append(request_id)
+                self.engine.add_request(request_id, prompt, p, OutputKind.FINAL)
             own = frozenset(ids)
             with tqdm(total=len(ids), unit="request", delay=_PROGRESS_DELAY, disable=not use_tqdm or None) as bar:
                 while len(outputs) < len(ids):
-                    for output in self.engine.step():
-                        if output.request_id in own:
-                            outputs[output.request_id] = output
-                            bar.update()
+                    for request_id in own.intersection(self._step()):
+                        outputs[request_id] = self._inboxes[request_id].popleft()
+                        bar.update()
         finally:  # an error or Ctrl-C leaves nothing behind
             for request_id in ids:
-                if request_id not in outputs:
-                    self.engine.abort_request(request_id)
+                self._forget(request_id)
         return [outputs[request_id] for request_id in ids]
 
 
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """One prompt: text, a mapping, or a flat list of token ids."""
-    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
+def _as_batch(prompts: Any) -> Sequence[Any]:
+    """The prompts as a list; text, bytes, a mapping or a flat list of token ids is one prompt."""
+    if isinstance(prompts, str | bytes | Mapping):
+        return [prompts]
+    if not (hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")):
+        raise InvalidRequestError("prompt", f"must be text, token ids or a list of these, got {type(prompts).__name__}")
+    # arrays and tensors have __index__ too, but only those without dimensions are numbers
+    is_ids = len(prompts) > 0 and hasattr(prompts[0], "__index__") and getattr(prompts[0], "ndim", 0) == 0
+    return [prompts] if is_ids else prompts

@@ -5,6 +5,7 @@ Owns: one state for each live request. Must never know: scheduling, devices.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from octavo.request import (
 )
 from octavo.spec import Tokenizer
 from octavo.step import SequenceUpdate
+
+logger = logging.getLogger(__name__)
 
 
 class OutputKind(Enum):
@@ -51,9 +54,11 @@ class Completion:
     error: str | None = None
     num_shown_tokens: int = 0
     num_shown_chars: int = 0
+    num_preemptions: int = 0
 
     def take(self, update: SequenceUpdate) -> None:
         """Add an update's tokens, up to a stop string if one is met."""
+        self.num_preemptions = update.num_preemptions
         last = len(update.token_ids) - 1
         for i, token_id in enumerate(update.token_ids):
             self.token_ids.append(token_id)
@@ -76,6 +81,10 @@ class Completion:
                 self.text += self.matcher.flush()
         if self.finish_reason is None:
             self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def fail(self, error: str) -> None:
+        """End it as it stands."""
+        self.finish_reason, self.stop_reason, self.error = FinishReason.ERROR, None, error
 
     def _show(self, piece: str) -> None:
         if self.matcher is None or not piece:
@@ -117,7 +126,6 @@ class RequestState:
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_cached_tokens: int = 0
-    num_preemptions: int = 0
 
     @property
     def finished(self) -> bool:
@@ -126,7 +134,6 @@ class RequestState:
     def note(self, update: SequenceUpdate, now: float) -> None:
         """Keep an update's times, counts and prompt log probabilities."""
         self.prompt_logprobs.update(update.prompt_logprobs)
-        self.num_preemptions += update.num_preemptions
         if self.first_scheduled_time is None:
             self.first_scheduled_time = update.first_scheduled_time
             self.num_cached_tokens = update.num_cached_tokens
@@ -151,7 +158,7 @@ class RequestState:
                 decode_time=_between(self.first_token_time, self.last_token_time),
                 time_to_first_token=_between(r.arrival_time, self.first_token_time),
                 num_cached_tokens=self.num_cached_tokens,
-                num_preemptions=self.num_preemptions,
+                num_preemptions=sum(c.num_preemptions for c in self.completions),
             ),
         )
 
@@ -202,7 +209,11 @@ class OutputProcessor:
                 continue
             state, completion = known
             state.note(update, now)
-            completion.take(update)
+            try:
+                completion.take(update)
+            except Exception as error:  # a tokenizer's fault must not reach other requests
+                logger.exception("request %r: its output failed", state.request.request_id)
+                completion.fail(f"turning tokens into text failed: {error!r}")
             changed[state.request.request_id] = state
             if completion.finish_reason is not None:
                 del self._by_sequence[update.sequence_id]

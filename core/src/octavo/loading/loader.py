@@ -196,7 +196,7 @@ def _checkpoint_name(model: Any, parameter: str, shard: int) -> str:
 def _fill(model: nn.Module, slot: Slot, tensor: torch.Tensor) -> None:
     module, leaf = _module_of(model, slot.parameter)
     assert module is not None
-    load_weight: Callable[..., None] | None = getattr(module, "load_weight", None)
+    load_weight: Any = getattr(module, "load_weight", None)
     if load_weight is not None:
         load_weight(leaf, tensor, slot.shard)
     else:

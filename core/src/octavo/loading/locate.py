@@ -103,6 +103,7 @@ def open_source(path: str, formats: Registry[WeightFormatEntry]) -> ModelSource:
     if os.path.isdir(path):
         held = sorted(os.listdir(path))
         what = f"the folder holds {', '.join(held[:8]) + (', …' if len(held) > 8 else '') if held else 'nothing'}"
+        what += "" if "config.json" in held else "; there is no config.json"
     else:
         what = f"a file of {os.path.getsize(path)} bytes"
     raise ModelLoadError(f"{path}: no weight format can read it ({what}); looked at: {there}; see `octavo plugins`")

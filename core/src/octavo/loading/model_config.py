@@ -24,8 +24,7 @@ def derive_max_model_len(config: Mapping[str, Any]) -> int:
     longest = next((config[key] for key in _LENGTH_KEYS if config.get(key) is not None), 2048)
     if not isinstance(longest, int) or longest < 1:
         raise ModelLoadError(f"the config's max_position_embeddings is {longest!r}, not a positive whole number")
-    rope_type, scaling = _rope(config)
-    factor = float(scaling.get("factor") or 1.0)
+    rope_type, factor, scaling = _rope(config)
     if rope_type == "linear":
         return int(longest * factor)
     if rope_type == "yarn":
@@ -36,14 +35,18 @@ def derive_max_model_len(config: Mapping[str, Any]) -> int:
 
 def extended_max_model_len(config: Mapping[str, Any]) -> int:
     """Longest sequence that a user may ask for."""
-    rope_type, scaling = _rope(config)
+    rope_type, factor, _ = _rope(config)
     longest = derive_max_model_len(config)
-    return int(longest * float(scaling.get("factor") or 1.0)) if rope_type == "dynamic" else longest
+    return int(longest * factor) if rope_type == "dynamic" else longest
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _rope(config: Mapping[str, Any]) -> tuple[str, float, Mapping[str, Any]]:
+    """Kind of rope scaling, its factor, and its other keys."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return scaling.get("rope_type") or scaling.get("type") or "default", scaling
+    factor = (scaling.get("factor") or 1.0) if isinstance(scaling, Mapping) else None
+    if not isinstance(factor, int | float) or factor <= 0:
+        raise ModelLoadError(f"the config's rope scaling makes no sense: {scaling!r}")
+    return scaling.get("rope_type") or scaling.get("type") or "default", float(factor), scaling
 
 
 def eos_token_ids(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
@@ -87,15 +88,17 @@ def passed_in(plugin: object) -> Candidate:
 
 
 def _candidate(entry_point: importlib_metadata.EntryPoint, core: str | None) -> Candidate:
-    distribution = entry_point.dist
-    if distribution is None:
-        return Candidate(Origin(entry_point.name, "unknown", "-"), entry_point.load, module=entry_point.module)
-    metadata = distribution.metadata  # parsed anew by each property of the distribution
-    origin = Origin(entry_point.name, metadata["Name"], metadata["Version"])
+    origin = Origin(entry_point.name, "unknown", "-")
+    distribution: Any = entry_point.dist
     try:
+        module = entry_point.module
+        metadata = distribution.metadata  # read once: every property parses it anew
+        origin = Origin(entry_point.name, metadata["Name"], metadata["Version"])
         requires = _core_requirement(metadata.get_all("Requires-Dist") or [])
     except InvalidRequirement as error:
-        fault = PluginFault(f"unreadable requirement: {error}")
+        return Candidate(origin, entry_point.load, fault=PluginFault(f"unreadable requirement: {error}"))
+    except (AttributeError, KeyError, OSError, ValueError) as error:
+        fault = PluginFault(f"its installation is damaged: {type(error).__name__}: {error}", "install it again")
         return Candidate(origin, entry_point.load, fault=fault)
     fault = None
     if requires and core and not requires.specifier.contains(core, prereleases=True):
@@ -103,7 +106,7 @@ def _candidate(entry_point: importlib_metadata.EntryPoint, core: str | None) -> 
         fault = PluginFault(
             f"it needs {requires}, this is octavo {core}", f"install a release for octavo {core}: {upgrade}"
         )
-    return Candidate(origin, entry_point.load, str(requires or ""), fault, entry_point.module)
+    return Candidate(origin, entry_point.load, str(requires or ""), fault, module)
 
 
 def _core_requirement(lines: list[str]) -> Requirement | None:

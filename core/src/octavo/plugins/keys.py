@@ -104,7 +104,7 @@ def parse_bytes(size: str | int | None) -> int | None:
     """Bytes of `1073741824`, `"1GiB"` or `"1.5 GB"`; None stays None. Raises `ConfigError`."""
     if size is None:
         return None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", str(size).lower())
     unit = match and _UNITS.get(match[2] or "b")
     if match is None or unit is None or isinstance(size, bool):
         raise ConfigError("must be a size such as 2GiB, 500MB or a number of bytes")

@@ -19,6 +19,7 @@ from octavo.config import Section
 from octavo.errors import suggestion
 from octavo.extensions import Offer
 from octavo.plugins.discovery import BUILTIN, Candidate, PluginFault
+from octavo.plugins.keys import leaves_of
 from octavo.spec import (
     AttentionBackendEntry,
     Command,
@@ -201,9 +202,12 @@ def _schema(implementation: pluggy.HookImpl) -> type[Section]:
     if not (isinstance(schema, type) and issubclass(schema, Section)):
         raise PluginFault(f"{OPTIONS_HOOK} returned {_describe(schema)}, not a subclass of octavo.config.Section")
     try:
+        leaves = leaves_of(schema)
         schema()
-    except TypeError as error:
-        raise PluginFault(f"every option needs a default: {_one_line(error)}") from error
+    except (TypeError, NameError) as error:
+        raise PluginFault(f"its options need resolvable types and defaults: {_one_line(error)}") from error
+    if nested := next((key for key in leaves if "." in key), None):
+        raise PluginFault(f"its options must be flat, not {nested}")
     return schema
 
 

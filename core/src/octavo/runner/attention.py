@@ -39,7 +39,10 @@ def bind_kv_cache(
         spec = specs[names[0]]
         group_layers = [layers[name].params for name in names]
         offer, why = choose_backend(group_layers, spec, backend_name, extensions, choice)
-        backend = load_factory(offer.entry.factory)(extensions.options_of(offer))
+        try:
+            backend = load_factory(offer.entry.factory)(extensions.options_of(offer))
+        except Exception as error:
+            raise PluginError(f"plugin {offer.origin}: attention backend {offer.entry.name!r}: {error!r}") from error
         for name in names:
             layers[name].bind(backend, _allocate(backend, spec, num_blocks, choice), group_id)
         backends.append(backend)
@@ -76,7 +79,10 @@ def choose_backend(
         return usable[0], "as configured"
     names = tuple(o.entry.name for o in usable)
     for chooser in extensions.backend_choosers:
-        name = chooser.entry(distinct[0], spec, choice.device.type, choice.dtype_name, names)
+        try:
+            name = chooser.entry(distinct[0], spec, choice.device.type, choice.dtype_name, names)
+        except Exception as error:
+            raise PluginError(f"plugin {chooser.origin} failed to choose an attention backend: {error!r}") from error
         if name is not None:
             if name not in names:
                 raise PluginError(f"plugin {chooser.origin} chose attention backend {name!r}, which cannot serve")

@@ -116,6 +116,7 @@ class InputBatch:
     def start(self, start: SequenceStart) -> None:
         """Give the sequence a row with empty block tables."""
         sequence = self.sequences[start.sequence_id]
+        self.drop_row(start.sequence_id)  # if a plan that preempted it was lost in an interrupted step
         sequence.restart(start.output_token_ids)
         sequence.row = self._free_rows.pop()
         for num_blocks in self._num_blocks:

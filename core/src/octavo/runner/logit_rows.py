@@ -1,13 +1,15 @@
 """Which positions of a step get logits, and what the verifier needs to know of them.
 
-Owns: `LogitRows`. Must never know: models, processors.
+Owns: `LogitRows`, and rows from which no token can be drawn. Must never know: models, processors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from octavo.runner.input_batch import RunnerSequence, StepInputs
 from octavo.spec import VerifyRows
@@ -54,3 +56,34 @@ def choose_logit_rows(inputs: StepInputs) -> LogitRows:
             counts.append(num_drafts + 1)
             flat.extend(range(end - num_drafts - 1, end))
     return LogitRows(scheduled, sequences, drafts, np.cumsum(counts), np.array(flat, dtype=np.int64))
+
+
+_NOT_FINITE = "the model's logits are not finite numbers"
+_NOTHING_LEFT = "no token is allowed: the request's restrictions exclude them all"
+
+
+def blank_bad_rows(logits: torch.Tensor) -> dict[int, str]:  # logits [num_rows, vocab_size]
+    """Rows from which no token can be drawn, with the reason; they are blanked, so that the verifier stays sound."""
+    best = logits.amax(dim=-1).cpu().numpy()  # [num_rows]
+    bad = np.flatnonzero(~np.isfinite(best)).tolist()
+    if bad:
+        logits[bad] = 0.0
+    return {row: _NOTHING_LEFT if np.isneginf(best[row]) else _NOT_FINITE for row in bad}
+
+
+def cut_at_bad_rows(
+    rows: LogitRows, tokens: Sequence[Sequence[int]], bad: Mapping[int, str], errors: dict[int, str]
+) -> list[Sequence[int]]:
+    """Tokens up to the first bad row that they reach. A sequence fails only if that is its first row.
+
+    A bad row behind a rejected draft is not reached. One behind accepted drafts becomes the first row of the next
+    step and fails the sequence then, so that drafts change nothing.
+    """
+    kept = list(tokens)
+    for n, (sequence, start) in enumerate(zip(rows.sequences, rows.start.tolist(), strict=False)):
+        reached = [row for row in range(start, start + len(tokens[n])) if row in bad]
+        if reached:
+            kept[n] = tokens[n][: reached[0] - start]
+            if not kept[n]:
+                errors.setdefault(sequence.sequence_id, bad[start])
+    return kept

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from octavo.extensions import Offer
@@ -17,8 +16,9 @@ from octavo.nn import LocalCommunicator, attention_layers
 from octavo.request import TokenLogprobs
 from octavo.runner.attention import bind_kv_cache
 from octavo.runner.devices import choose_device
+from octavo.runner.drafting import usable_drafts
 from octavo.runner.input_batch import InputBatch, RunnerSequence, StepInputs
-from octavo.runner.logit_rows import LogitRows, choose_logit_rows
+from octavo.runner.logit_rows import LogitRows, blank_bad_rows, choose_logit_rows, cut_at_bad_rows
 from octavo.runner.processing import ProcessorChain
 from octavo.runner.profiling import dummy_attention_inputs
 from octavo.sampling.logprobs import gather_logprobs
@@ -77,6 +77,7 @@ class ModelRunner:
                 max_model_len=context.max_model_len,
                 communicator=LocalCommunicator(),
             ),
+            config.model.architecture,
         )
         self._vocab_size = self._model.vocab_size
         self._num_drafts = config.speculation.num_draft_tokens
@@ -229,12 +230,15 @@ class ModelRunner:
         if self._tokenizer is not None and self._tokenizer.vocab_size < logits.shape[-1]:
             logits[:, self._tokenizer.vocab_size :] = -torch.inf  # rows of a padded vocabulary mean nothing
         self._processors.apply(step.processor_rows, logits, step.errors)
-        _check_rows(logits, rows, step.errors)
+        bad = blank_bad_rows(logits)
         tokens = self._verifier.verify(logits, rows.verify_rows())
+        if bad:
+            tokens = cut_at_bad_rows(rows, tokens, bad, step.errors)
         logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(tokens)
         for n, num_top in asked.items():
             chosen = tokens[n]
-            logprobs[n] = tuple(gather_logprobs(raw[n][: len(chosen)], chosen, [num_top] * len(chosen)))
+            if chosen:
+                logprobs[n] = tuple(gather_logprobs(raw[n][: len(chosen)], chosen, [num_top] * len(chosen)))
         return tokens, logprobs
 
     def _prompt_logprobs(self, step: Step) -> dict[int, tuple[tuple[int, TokenLogprobs], ...]]:
@@ -273,7 +277,7 @@ class ModelRunner:
             indices.append(n)
             rows.append(DraftRow(sequence, len(token_ids) - 1, room, hidden))
         proposals = self._drafter.propose(rows) if rows else ()
-        return {n: tuple(d[: r.max_drafts]) for n, r, d in zip(indices, rows, proposals, strict=True)}
+        return {n: usable_drafts(d, r, self._vocab_size) for n, r, d in zip(indices, rows, proposals, strict=True)}
 
     def _processor_context(self, offer: Offer[LogitsProcessorEntry]) -> ProcessorContext:
         return ProcessorContext(
@@ -284,16 +288,3 @@ class ModelRunner:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_num_draft_tokens=self._num_drafts,
         )
-
-
-def _check_rows(logits: torch.Tensor, rows: LogitRows, errors: dict[int, str]) -> None:
-    """A row with NaN, or with nothing left to choose, fails its sequence instead of giving token 0."""
-    best = logits.amax(dim=-1).cpu().numpy()  # [num_rows]
-    if np.isfinite(best).all():
-        return
-    for n, sequence in enumerate(rows.sequences):
-        own = best[rows.span(n)]
-        if np.isnan(own).any() or np.isposinf(own).any():
-            errors.setdefault(sequence.sequence_id, "the model's logits are not finite numbers")
-        elif np.isneginf(own[0]):  # rows behind a forbidden draft may be empty: they are never reached
-            errors.setdefault(sequence.sequence_id, "no token is allowed: the request's restrictions exclude them all")

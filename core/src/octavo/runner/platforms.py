@@ -24,6 +24,7 @@ class CPUPlatform:
     """The processor, as far as this process may use it: affinity and container limits count."""
 
     device_type = "cpu"
+    measures_peak_memory = False
 
     def __init__(self, root: Path | str = "/") -> None:
         """`root` is where `proc` and `sys` are looked for."""
@@ -148,6 +149,7 @@ class CUDAPlatform:
     """An NVIDIA GPU, or an AMD one under torch's ROCm build: the one that torch calls current."""
 
     device_type = "cuda"
+    measures_peak_memory = True
 
     def unavailable(self) -> str | None:
         if torch.version.cuda is None and torch.version.hip is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, PluginError
 from octavo.extensions import Extensions, Offer
 from octavo.spec import (
     LogitRow,
@@ -54,6 +54,7 @@ class ProcessorChain:
         names = dict.fromkeys([*self._for_all, *sequence.request.sampling_params.extra_args])
         attached = self._attached[sequence.sequence_id] = []
         pending: list[Future[Any]] = []
+        name = None
         try:
             for name in sorted(names, key=lambda n: (self._registry.find(n).entry.order, n)):
                 answer = self._processor(name).attach(sequence)
@@ -62,6 +63,8 @@ class ProcessorChain:
                 if isinstance(answer, Future):
                     pending.append(answer)
         except Exception as error:
+            for future in pending:
+                future.cancel()
             self._settled.append(Attachment(sequence.sequence_id, _describe(name, error)))
             return
         if pending:
@@ -73,7 +76,7 @@ class ProcessorChain:
         """Sequences that became ready or failed; waits up to `timeout` seconds if there is none yet."""
         self._settle()
         if timeout and self._pending and not self._settled:
-            futures = [f for pending in self._pending.values() for f in pending]
+            futures = [f for pending in self._pending.values() for f in pending if not f.done()]
             concurrent.futures.wait(futures, timeout, return_when=concurrent.futures.FIRST_COMPLETED)
             self._settle()
         settled, self._settled = self._settled, []
@@ -81,9 +84,11 @@ class ProcessorChain:
 
     def _settle(self) -> None:
         for sequence_id, futures in list(self._pending.items()):
-            if all(f.done() for f in futures):
+            error = next((e for f in futures if f.done() and (e := _error_of(f)) is not None), None)
+            if error is not None or all(f.done() for f in futures):
                 del self._pending[sequence_id]
-                error = next((e for f in futures if (e := f.exception()) is not None), None)
+                for future in futures:
+                    future.cancel()
                 self._settled.append(Attachment(sequence_id, _describe(None, error) if error else None))
 
     def release(self, sequence_id: int) -> None:
@@ -134,7 +139,14 @@ class ProcessorChain:
     def _processor(self, name: str) -> LogitsProcessor:
         if name not in self._processors:
             offer = self._registry.find(name)
-            self._processors[name] = load_factory(offer.entry.factory)(self._make_context(offer))
+            try:
+                self._processors[name] = load_factory(offer.entry.factory)(self._make_context(offer))
+            except OctavoError:
+                raise
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {offer.origin}: logits processor {name!r} cannot be made: {error!r}"
+                ) from error
         return self._processors[name]
 
     @staticmethod
@@ -144,6 +156,14 @@ class ProcessorChain:
         except Exception as error:
             message = _describe(name, error)
             errors.update((row.sequence.sequence_id, message) for row in rows)
+
+
+def _error_of(future: Future[Any]) -> BaseException | None:
+    """What a future that is done failed with, if it did."""
+    try:
+        return future.exception()
+    except concurrent.futures.CancelledError as error:  # by the processor itself
+        return error
 
 
 def _describe(name: str | None, error: BaseException) -> str:

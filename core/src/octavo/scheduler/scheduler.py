@@ -145,8 +145,8 @@ class Scheduler:
         updates = []
         for planned, outcome in zip(plan.scheduled, result.sequences, strict=True):
             assert planned.sequence_id == outcome.sequence_id, "results are not in the order of the plan"
-            sequence = self._sequences.get(planned.sequence_id)
-            if sequence is not None and sequence.status is SequenceStatus.RUNNING:
+            sequence = self._still_running(planned)
+            if sequence is not None:
                 update = self._commit_sequence(sequence, planned, outcome)
                 if update is not None:
                     updates.append(update)
@@ -154,7 +154,7 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, error: str) -> list[SequenceUpdate]:
         """The whole step failed: its sequences end with `error`, all others go on."""
-        sequences = [self._sequences.get(planned.sequence_id) for planned in plan.scheduled]
+        sequences = map(self._still_running, plan.scheduled)
         return [self._end(s, FinishReason.ERROR, error=error) for s in sequences if s is not None]
 
     def check_integrity(self) -> None:
@@ -261,10 +261,15 @@ class Scheduler:
             return budget, ()
         return budget, drafts[: budget - num_tokens]
 
+    def _still_running(self, planned: ScheduledSequence) -> Sequence | None:
+        """The sequence that was planned, unless it has ended since (a new one may wait under its id already)."""
+        sequence = self._sequences.get(planned.sequence_id)
+        return sequence if sequence is not None and sequence.status is SequenceStatus.RUNNING else None
+
     def _commit_sequence(
         self, sequence: Sequence, planned: ScheduledSequence, outcome: SequenceResult
     ) -> SequenceUpdate | None:
-        fault = outcome.error or _fault(sequence, planned, outcome.token_ids)
+        fault = outcome.error if outcome.error is not None else _fault(sequence, planned, outcome.token_ids)
         if fault is not None:
             return self._end(sequence, FinishReason.ERROR, error=fault)
         prompt_logprobs = outcome.prompt_logprobs

@@ -62,6 +62,11 @@ def logits_of(states: torch.Tensor) -> torch.Tensor:
     return noise.log_().neg_()
 
 
+def table_next_logits(token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits [vocab_size] of the token that follows, straight from the definition."""
+    return logits_of(torch.tensor([state_of(token_ids)]))[0]
+
+
 class TableAttention:
     """An attention backend that folds the token ids of the history; implements `AttentionBackend`."""
 
@@ -190,5 +195,5 @@ def table_llm(**keywords: Any) -> Any:
     from octavo import LLM
 
     plugins = [TablePlugin(), *keywords.pop("plugins", ())]
-    defaults = {"autoload_plugins": False, "dtype": "float32", "device": "cpu", "num_blocks": 256}
+    defaults = {"autoload_plugins": False, "dtype": "float32", "device": "cpu", "num_blocks": 256, "num_threads": 1}
     return LLM(table_model_path(), plugins=plugins, **(defaults | keywords))

@@ -1,0 +1,87 @@
+"""Configuration keys as flags."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.cli.options import add_engine_options, settings_from
+from octavo.cli.parser import Parser, add_shared_options, early_options, split_command, split_plugin_options
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.plugins import leaves_of
+
+
+def _settings(*argv: str):
+    parser = Parser(prog="octavo test")
+    add_shared_options(parser)
+    parser.add_argument("prompts", nargs="*")
+    add_engine_options(parser)
+    return settings_from(parser.parse_args(argv))
+
+
+@pytest.mark.parametrize("key", [key for key in leaves_of(EngineConfig) if key not in ("plugins", "disable_plugins")])
+def test_every_key_has_a_flag_in_both_spellings(key: str) -> None:
+    leaf = leaves_of(EngineConfig)[key]
+    text = ",".join(leaf.default) if isinstance(leaf.default, tuple) else str(leaf.default)
+    for flag in (f"--{key}", f"--{key.replace('_', '-')}"):
+        assert _settings(flag, text).sources[key] == "command line"
+        assert _settings(f"{flag}={text}").config == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "text", "value"),
+    [
+        ("--model", "model.path", "m", "m"),
+        ("--dtype", "model.dtype", "float32", "float32"),
+        ("--device", "model.device", "cpu", "cpu"),
+        ("--max-model-len", "model.max_model_len", "12", 12),
+        ("--max_model_len", "model.max_model_len", "12", 12),
+        ("--seed", "sampling.seed", "-3", -3),
+        ("--drafter", "speculation.drafter", "ng", "ng"),
+        ("--attention-backend", "attention.backend", "b", "b"),
+        ("--attention_backend", "attention.backend", "b", "b"),
+    ],
+)
+def test_short_forms(flag: str, key: str, text: str, value: object) -> None:
+    section, _, leaf = key.partition(".")
+    settings = _settings(f"{flag}={text}")
+    assert getattr(getattr(settings.config, section), leaf) == value
+    assert settings.sources[key] == "command line"
+
+
+def test_help_tells_the_defaults(capsys) -> None:
+    with pytest.raises(SystemExit):
+        _settings("--help")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "only the budget limits. (int; default: 0)" in told
+    assert "(bool; default: true)" in told
+    assert "(int or none; default: none)" in told
+    assert "(list of str; default: empty)" in told
+    assert "--cache.block_size" not in told
+
+
+def test_flags_are_never_guessed_from_a_prefix() -> None:
+    with pytest.raises(ConfigError, match="unrecognized arguments: --mod"):
+        _settings("--mod", "x")
+
+
+def test_plugin_options_and_disabled_plugins() -> None:
+    settings = _settings(
+        "--plugins.torch_sdpa.max-rows", "3", "--plugins.a.b=c=d", "hi", "--disable-plugin", "x", "--disable-plugin=y"
+    )
+    assert settings.config.plugins == {"torch_sdpa": {"max_rows": "3"}, "a": {"b": "c=d"}}
+    assert settings.config.disable_plugins == ("x", "y")
+    assert settings.sources["plugins.a.b"] == "command line"
+
+
+def test_what_follows_two_dashes_is_left_alone() -> None:
+    assert split_plugin_options(["a", "--", "--plugins.x.y"]) == (["a", "--", "--plugins.x.y"], {})
+    assert early_options(["generate", "--", "--disable-plugin", "x"]) == (None, [])
+    assert early_options(["generate", "--config", "f", "--temperature", "2"]) == ("f", [])
+
+
+def test_the_command_is_the_first_word() -> None:
+    argv = ["--config", "file", "--disable-plugin=x", "generate", "--config", "other", "plugins"]
+    assert split_command(argv) == (argv[:3], "generate", argv[4:])
+    assert split_command(["--help"]) == (["--help"], None, [])
+    assert split_command([]) == ([], None, [])

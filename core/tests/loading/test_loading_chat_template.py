@@ -1,0 +1,216 @@
+"""Chat templates: the same text as transformers for what is sound, a prompt error for what is not."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from octavo.errors import InvalidRequestError
+from octavo.loading import chat_template
+from octavo.loading.chat_template import ChatTemplate
+from octavo.loading.tokenizer import HFTokenizer
+
+HI = [{"role": "user", "content": "hi"}]
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALTERNATING = """{{ bos_token }}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + message['content'] | trim + ' [/INST]' }}
+    {%- else %}
+        {{- ' ' ~ message['content'] ~ eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+TOOLS = """{%- if tools %}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=2) }}
+    {%- endfor %}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.last < 0 and message.role == "user" %}{%- set ns.last = index %}{%- continue %}{%- endif %}
+    {%- if index > 9 %}{%- break %}{%- endif %}
+    {{- message | tojson }}
+{%- endfor %}
+{%- macro say(what) %}<{{ what * 2 }}>{% endmacro %}
+{{- say(ns.last ~ "x" ~ 1.5) }}
+{% generation %}  body {{ messages[0].content }}
+{% endgeneration %}
+   {# trimmed #}
+   {% if documents is none %}no documents{% endif %}
+"""
+
+
+@pytest.mark.parametrize("template", [CHATML, ALTERNATING, TOOLS], ids=["chatml", "alternating", "tools"])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("tools", [None, [{"name": "größe", "args": {"x": [1, None, True], "<b>": "'"}}]])
+def test_rendering_equals_transformers(template, add_generation_prompt, tools):
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [
+        {"role": "user", "content": "  héllo <b>\n{{ x }}"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "two ☃", "name": "ann"},
+    ]
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    expected, _ = utilities.render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=template,
+        add_generation_prompt=add_generation_prompt,
+        **special,
+    )
+    assert ChatTemplate(template, special).render(messages, add_generation_prompt, {"tools": tools}) == expected[0]
+
+
+def test_a_template_sees_its_variables():
+    template = ChatTemplate("{{ enable_thinking }}{{ strftime_now('%Y') }}", {})
+    assert template.render(HI, True, {"enable_thinking": False}) == f"False{time.strftime('%Y')}"
+
+
+@pytest.mark.parametrize("name", ["bos_token", "messages", "add_generation_prompt"])
+def test_what_the_engine_gives_cannot_be_overridden(name):
+    with pytest.raises(InvalidRequestError, match=f"{name} cannot be overridden") as caught:
+        ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(HI, True, {name: "x"})
+    assert caught.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "must be a list"),
+        (None, "must be a list"),
+        ({"role": "user", "content": "hi"}, "must be a list"),
+        ([], "at least one message"),
+        (["hi"], "message 0 is str"),
+        ([*HI, None], "message 1 is NoneType"),
+        ([{"content": "hi"}], "message 0 has no role"),
+        ([{"role": 3, "content": "hi"}], "message 0 has no role"),
+        ([{"role": "user"}], "message 0 has no content"),
+        ([{"role": "user", "content": 5}], "content must be text or a list"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "text parts only, not 'image_url'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "text parts only"),
+        ([{"role": "user", "content": [5]}], "text parts only"),
+    ],
+)
+def test_bad_messages_are_refused(messages, message):
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        ChatTemplate(CHATML, {}).render(messages, True, {})
+    assert caught.value.field == "messages"
+
+
+def test_text_parts_become_one_text():
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert template.render([{"role": "user", "content": parts}], True, {}) == "a\nb\nc"
+
+
+def test_content_may_be_absent_beside_tool_calls():
+    template = ChatTemplate("{{ messages[0].content is none }}{{ messages[0].tool_calls[0] }}", {})
+    assert template.render([{"role": "assistant", "tool_calls": ["f"]}], True, {}) == "Truef"
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": ["f"]}], True, {}) == "Truef"
+
+
+def test_messages_are_not_changed():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    ChatTemplate(CHATML, {}).render(messages, True, {})
+    assert messages == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses them: roles must alternate"),
+        ("{% for x in %}", "is broken"),
+        ("{{ absent.attribute }}", "refuses them"),
+        ("{{ none + 1 }}", "failed on them: TypeError"),
+        ("{{ messages[0].content / 0 }}", "failed on them"),
+        ("{{ " + "(" * 6000 + "1" + ")" * 6000 + " }}", "chat template"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "chat template"),
+        ("{% include 'other' %}", "chat template"),
+        ("{% import 'os' as os %}", "chat template"),
+    ],
+)
+def test_a_failing_template_ends_its_own_request(template, message):
+    made = ChatTemplate(template, {})
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        made.render(HI, True, {})
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ ''['__class__'] }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ '{0.__class__}'.format(1) }}",
+    ],
+)
+def test_the_sandbox_holds(template):
+    try:
+        rendered = ChatTemplate(template, {}).render(HI, True, {})
+    except InvalidRequestError:
+        return
+    assert rendered == ""  # an undefined value, not the thing that was reached for
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set r = range(99999)|list %}{% for a in r %}{% for b in r %}{% set x = a * b %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for x in messages recursive %}{{ loop(messages) }}{{ loop(messages) }}{% endfor %}",
+        "{% for a in range(999999) %}{% endfor %}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ [0] * 10 ** 9 }}",
+        "{{ 10 ** 9 * 'x' }}",
+        "{{ 9 ** 9 ** 9 ** 9 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ messages | tojson(indent=10 ** 9) }}",
+    ],
+)
+def test_time_and_size_are_bounded(template, monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.3)
+    made = ChatTemplate(template, {})
+    start = time.monotonic()
+    with pytest.raises(InvalidRequestError, match="chat template"):
+        made.render(HI, True, {})
+    assert time.monotonic() - start < 3
+    assert ChatTemplate(CHATML, {}).render(HI, False, {}) == "<|im_start|>user\nhi<|im_end|>\n"  # then healthy
+
+
+def test_text_up_to_the_limit_is_rendered(monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 1000)
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert len(template.render([{"role": "user", "content": "x" * 1000}], True, {})) == 1000
+    with pytest.raises(InvalidRequestError, match="passes 1000 characters"):
+        template.render([{"role": "user", "content": "x" * 1001}], True, {})
+
+
+def test_threads_do_not_share_their_time():
+    template = ChatTemplate("{% for a in range(n) %}{{ a }},{% endfor %}", {})
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda n: template.render(HI, True, {"n": n}), range(200)))
+    assert results == ["".join(f"{i}," for i in range(n)) for n in range(200)]
+
+
+def test_a_model_without_a_template_says_so(toy):
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        HFTokenizer(toy.byte_level()).apply_chat_template(HI)

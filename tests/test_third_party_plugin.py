@@ -1,0 +1,216 @@
+"""Strangers' plugins: built as wheels outside the repository, installed in a fresh environment with core's wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[1] / "core"
+
+GOOD = """
+from octavo.hookspecs import hookimpl
+from octavo.spec import Command, LogitsProcessorEntry, ModelEntry
+
+
+@hookimpl
+def octavo_register_models():
+    return [ModelEntry(name="StrangerForCausalLM", factory="stranger_{name}.parts:Stranger")]
+
+
+@hookimpl
+def octavo_register_logits_processors():
+    return [LogitsProcessorEntry(name="shout", factory="stranger_{name}.parts:Shout")]
+
+
+@hookimpl
+def octavo_register_commands():
+    part = "stranger_{name}.parts"
+    return [Command(name="hello", help="greet", configure=part + ":configure", run=part + ":run")]
+"""
+PARTS = """
+class Stranger:
+    pass
+
+
+class Shout:
+    pass
+
+
+def configure(parser):
+    parser.add_argument("who")
+
+
+def run(arguments):
+    print("hello,", arguments.who)
+    return 0
+"""
+MISSPELT = "from octavo.hookspecs import hookimpl\n\n\n@hookimpl\ndef octavo_registr_models():\n    return []\n"
+RAISING = "raise RuntimeError('not today')\n"
+THIEF = """
+from octavo.hookspecs import hookimpl
+from octavo.spec import LogitsProcessorEntry
+
+
+@hookimpl
+def octavo_register_logits_processors():
+    return [LogitsProcessorEntry(name="penalties", factory="nowhere:Penalties")]
+"""
+PLUGINS = {
+    "good": (GOOD.replace("{name}", "good"), "octavo>=0.1,<0.2"),
+    "misspelt": (MISSPELT, "octavo>=0.1,<0.2"),
+    "future": (GOOD.replace("{name}", "future"), "octavo>=9"),
+    "raising": (RAISING, "octavo>=0.1,<0.2"),
+    "thief": (THIEF, "octavo>=0.1,<0.2"),
+}
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "stranger-{name}"
+version = "2.5"
+requires-python = ">=3.11"
+dependencies = ["{requires}"]
+
+[project.entry-points.octavo]
+{name} = "stranger_{name}.plugin"
+"""
+
+pytestmark = pytest.mark.slow
+
+
+class Environment:
+    """A virtual environment, and commands run in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("OCTAVO_", "PYTHON", "VIRTUAL_ENV"))}
+        command = [str(self.path / "bin" / argv[0]), *argv[1:]]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=env | variables, cwd=self.path, timeout=120
+        )
+
+    def load(self, *statements: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Load `extensions` in this environment and run `statements`."""
+        lines = (
+            "from octavo.config import EngineConfig",
+            "from octavo.plugins import load_extensions",
+            "from octavo.spec import load_factory",
+            "extensions = load_extensions(EngineConfig())",
+            *statements,
+        )
+        return self.run("python", "-c", "\n".join(lines), **variables)
+
+
+def _pip(*arguments: str) -> None:
+    quiet = ["--disable-pip-version-check", "--quiet", "--no-input"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *quiet, *arguments], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    root = tmp_path_factory.mktemp("strangers")
+    projects = [CORE]
+    for name, (source, requires) in PLUGINS.items():
+        package = root / name / f"stranger_{name}"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "plugin.py").write_text(source)
+        (package / "parts.py").write_text(PARTS)
+        (root / name / "pyproject.toml").write_text(PROJECT.format(name=name, requires=requires))
+        projects.append(root / name)
+    wheels = root / "wheels"
+    _pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), *map(str, projects))
+    venv = root / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    _lend_dependencies(venv)
+    python = str(venv / "bin" / "python")
+    _pip("--python", python, "install", "--no-deps", "--no-index", *map(str, sorted(wheels.glob("*.whl"))))
+    return Environment(venv)
+
+
+def _lend_dependencies(venv: Path) -> None:
+    """Link what core depends on (torch is large), but nothing of Octavo's own, into the new environment."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    target = venv / "lib" / version / "site-packages"
+    for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for installed in Path(path).iterdir():
+            if installed.name.startswith(("octavo", "_editable")) or installed.suffix == ".pth":
+                continue
+            if not (target / installed.name).exists():
+                (target / installed.name).symlink_to(installed)
+
+
+def test_core_comes_from_its_wheel(environment: Environment) -> None:
+    done = environment.run("python", "-c", "import octavo.plugins; print(octavo.plugins.__file__)")
+    assert Path(done.stdout).is_relative_to(environment.path), done.stderr
+
+
+def test_a_good_plugin_registers_and_works(environment: Environment) -> None:
+    done = environment.run("octavo", "hello", "reader")
+    assert (done.returncode, done.stdout) == (0, "hello, reader\n"), done.stderr
+    done = environment.load(
+        "for registry, name in (extensions.models, 'StrangerForCausalLM'), (extensions.logits_processors, 'shout'):",
+        "    offer = registry.find(name)",
+        "    print(offer.origin, load_factory(offer.entry.factory).__name__)",
+        OCTAVO_DISABLE_PLUGINS="thief",
+    )
+    assert done.stdout.splitlines() == ["good (stranger-good 2.5) Stranger", "good (stranger-good 2.5) Shout"], (
+        done.stderr
+    )
+
+
+def test_the_list_tells_each_state_and_reason(environment: Environment) -> None:
+    done = environment.run("octavo", "plugins", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    reports = {report["name"]: report for report in json.loads(done.stdout)}
+    states = {name: report["state"] for name, report in reports.items()}
+    assert states == {"builtin": "active", "good": "active"} | dict.fromkeys(set(PLUGINS) - {"good"}, "broken")
+    assert {reports[name]["distribution"] for name in PLUGINS} == {f"stranger-{name}" for name in PLUGINS}
+    reasons = {
+        "misspelt": "no hook is called octavo_registr_models; did you mean 'octavo_register_models'?",
+        "future": "it needs octavo>=9, this is octavo ",
+        "raising": "importing it failed: RuntimeError: not today",
+        "thief": "logits processor 'penalties' is offered by builtin (octavo ",
+    }
+    for name, reason in reasons.items():
+        assert reports[name]["reason"].startswith(reason)
+
+
+def test_the_doctor_names_every_broken_plugin(environment: Environment) -> None:
+    done = environment.run("octavo", "plugins", "doctor", "--json")
+    assert done.returncode == 1
+    problems = json.loads(done.stdout)
+    assert {problem["plugin"] for problem in problems} - {""} == set(PLUGINS) - {"good"}
+    assert all(problem["mend"] for problem in problems)
+
+
+def test_a_taken_name_is_an_error_that_names_both(environment: Environment) -> None:
+    done = environment.load()
+    assert done.returncode == 1
+    assert "'penalties' is offered by builtin (octavo " in done.stderr
+    assert "thief (stranger-thief 2.5)" in done.stderr
+    won = environment.run("octavo", "config", "--override-plugins", "thief", "--json")
+    assert won.returncode == 0, won.stderr
+
+
+def test_broken_plugins_cost_one_warning_each_and_strict_makes_them_errors(environment: Environment) -> None:
+    done = environment.load(OCTAVO_DISABLE_PLUGINS="thief")
+    assert done.returncode == 0, done.stderr
+    for name in ("misspelt", "future", "raising"):
+        assert done.stderr.count(f"plugin {name} (stranger-{name} 2.5) is broken") == 1
+    strict = environment.load(OCTAVO_DISABLE_PLUGINS="thief", OCTAVO_STRICT_PLUGINS="1")
+    assert strict.returncode == 1
+    assert "PluginError" in strict.stderr
