@@ -24,7 +24,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A part of the tree, or a plugin's options: frozen, keyword-only, unknown keys refused."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     path: Annotated[
         str | None,
         _doc("Folder, GGUF file or hub id of the model; none: the packaged SmolLM2-135M-Instruct."),
@@ -43,7 +43,7 @@ class ModelConfig(Section):
     architecture: Annotated[str | None, _doc("Override the architecture named in the model's config.")] = None
 
 
-class CacheConfig(Section):
+class CacheConfig(Section, frozen=True):
     block_size: Annotated[int, Meta(ge=1, le=4096), _doc("Tokens in a block of the KV cache.")] = 16
     memory: Annotated[
         str | int | None, _doc("Size of the KV cache in bytes, or like '2GiB'; none: measured at start.")
@@ -57,7 +57,7 @@ class CacheConfig(Section):
     enable_prefix_caching: Annotated[bool, _doc("Share the KV of equal prefixes between requests.")] = True
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(Section, frozen=True):
     max_num_batched_tokens: Annotated[int, Meta(ge=1), _doc("Token budget of one step.")] = 2048
     max_num_seqs: Annotated[int, Meta(ge=1), _doc("Sequences that run at the same time.")] = 128
     long_prefill_token_threshold: Annotated[
@@ -66,12 +66,12 @@ class SchedulerConfig(Section):
     policy: Annotated[str, _doc("Order of the waiting queue: fcfs, priority, or a plugin's.")] = "fcfs"
 
 
-class ParallelConfig(Section):
+class ParallelConfig(Section, frozen=True):
     executor: Annotated[str, _doc("Where the model runner runs: inproc, or a plugin's.")] = "inproc"
     num_threads: Annotated[PositiveInt | None, _doc("CPU threads for tensor work; none: all cores.")] = None
 
 
-class SamplingConfig(Section):
+class SamplingConfig(Section, frozen=True):
     seed: Annotated[int | None, _doc("Seed for requests that bring none; none: drawn anew for each request.")] = None
     logits_processors: Annotated[
         tuple[str, ...],
@@ -80,16 +80,16 @@ class SamplingConfig(Section):
     verifier: Annotated[str, _doc("Acceptance rule for drafts: exact, or a plugin's.")] = "exact"
 
 
-class SpeculationConfig(Section):
+class SpeculationConfig(Section, frozen=True):
     drafter: Annotated[str, _doc("Who proposes draft tokens: none, or a plugin's drafter.")] = "none"
     num_draft_tokens: Annotated[int, Meta(ge=0, le=128), _doc("Most drafts per sequence and step.")] = 4
 
 
-class AttentionConfig(Section):
+class AttentionConfig(Section, frozen=True):
     backend: Annotated[str, _doc("Attention backend; auto: the highest priority that supports the layers.")] = "auto"
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True):
     """Everything that an engine is built from."""
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)

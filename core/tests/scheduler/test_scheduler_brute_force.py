@@ -187,7 +187,7 @@ def run_world(
     queue = rng.choice([FCFSQueue, PriorityQueue])()
     scheduler = Scheduler(config, kv, queue, rng.choice([10, 30, 60]), lookahead)
     errors = rng.choice([0.0, 0.0, 0.02])
-    runner = fake_runner.FakeRunner(kv.groups, rng, scheduler.max_model_len, rng.choice([0, 2, 6]), errors)
+    runner = fake_runner.FakeRunner(kv.groups, rng, scheduler.max_model_len, rng.choice([0, 2, 6]), lookahead, errors)
     world = Traffic(rng, scheduler, kv, runner, config)
     held: list[int] = []
     num_sequences = rng.randint(3, 25)

@@ -55,10 +55,14 @@ def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
         ExecutorContext(config=config, extensions=extensions, source=source, tokenizer=tokenizer, max_model_len=longest)
     )
     groups = _size_cache(config, executor, extensions, longest)
-    executor.initialize_kv_cache(
-        KVCacheLayout(tuple(g.layer_names for g in groups), tuple(g.num_blocks for g in groups))
-    )
     max_model_len, reason = _fit_length(config, groups, longest)
+    executor.initialize_kv_cache(
+        KVCacheLayout(
+            groups=tuple(g.layer_names for g in groups),
+            num_blocks=tuple(g.num_blocks for g in groups),
+            table_widths=tuple(g.policy.blocks_for(max_model_len) for g in groups),
+        )
+    )
     kv = KVCacheManager(groups, config.cache.block_size, config.cache.enable_prefix_caching)
     queue = extensions.first(extensions.queue_makers, "queue", config.scheduler.policy)
     scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens)
@@ -107,7 +111,8 @@ def _size_cache(
     config: EngineConfig, executor: Executor, extensions: Extensions, max_model_len: int
 ) -> tuple[KVCacheGroup, ...]:
     def make_policy(spec: KVCacheSpec) -> KVPolicy:
-        return load_factory(extensions.kv_policies.find(type(spec).__name__).entry.factory)(spec)
+        entry = extensions.kv_policies.find(type(spec).__name__).entry
+        return load_factory(entry.factory)(spec, config.scheduler.max_num_batched_tokens)
 
     groups = group_layers(executor.kv_cache_specs(), make_policy)
     if config.cache.num_blocks is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -232,7 +232,7 @@ class OutputProcessor:
             del self._by_sequence[completion.sequence_id]
         return self._emit([state]), [c.sequence_id for c in live]
 
-    def _emit(self, states: Sequence[RequestState]) -> list[RequestOutput]:
+    def _emit(self, states: Iterable[RequestState]) -> list[RequestOutput]:
         outputs = []
         for state in states:
             if state.finished:

@@ -18,7 +18,7 @@ class FullAttentionPolicy(KVPolicy):
     prefix_cacheable = True
     hit_search: Literal["dense", "window", "checkpoint"] = "dense"
 
-    def __init__(self, spec: FullAttentionSpec) -> None:
+    def __init__(self, spec: FullAttentionSpec, max_step_tokens: int = 1) -> None:
         self.block_size = spec.block_size
         self.alignment = spec.block_size
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from octavo.spec import AttentionBackend, AttentionLayerParams, ForwardBatch, KVCacheSpec
+from octavo.spec import AttentionBackend, AttentionLayerParams, ForwardBatch, KVCacheSpec, Model
 
 
 class Attention(nn.Module):
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         return out.reshape(-1, params.num_heads * params.head_dim)
 
 
-def attention_layers(model: nn.Module) -> dict[str, Attention]:
+def attention_layers(model: Model) -> dict[str, Attention]:
     """Every attention layer of a model by name, in the order of the modules."""
     layers: dict[str, Attention] = {}
     for module in model.modules():

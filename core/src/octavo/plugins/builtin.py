@@ -6,9 +6,8 @@ it is used.
 
 from __future__ import annotations
 
-import os
-
 from octavo.hookspecs import hookimpl
+from octavo.loading.locate import SAFETENSORS
 from octavo.spec import (
     Command,
     DrafterEntry,
@@ -66,14 +65,7 @@ def octavo_register_kv_policies() -> list[KVPolicyEntry]:
 
 @hookimpl
 def octavo_register_weight_formats() -> list[WeightFormatEntry]:
-    return [
-        WeightFormatEntry(
-            name="safetensors",
-            can_read=lambda path: os.path.isfile(os.path.join(path, "config.json")),
-            factory="octavo.loading.safetensors:SafetensorsSource",
-            description="folder with config.json and *.safetensors",
-        )
-    ]
+    return [SAFETENSORS]
 
 
 @hookimpl

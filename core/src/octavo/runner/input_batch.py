@@ -5,7 +5,7 @@ Owns: rows, block tables, the flattened inputs of a step. Must never know: model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,25 +90,23 @@ class InputBatch:
     def __init__(
         self,
         block_sizes: Sequence[int],
-        blocks_for: Sequence[Callable[[int], int]],
+        table_widths: Sequence[int],
         max_num_seqs: int,
         max_num_tokens: int,
-        max_model_len: int,
         device: torch.device,
     ) -> None:
-        """`block_sizes[g]`: tokens in a block of group g; `blocks_for[g](n)`: blocks of n tokens in group g."""
+        """Of each KV cache group: tokens in a block, and length of the longest block table."""
         self.sequences: dict[int, RunnerSequence] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._block_sizes = block_sizes
-        widths = [max(1, count(max_model_len)) for count in blocks_for]
-        self._tables = [np.zeros((max_num_seqs, width), dtype=np.int32) for width in widths]
-        self._num_blocks = [np.zeros(max_num_seqs, dtype=np.int32) for _ in widths]
+        self._tables = [np.zeros((max_num_seqs, width), dtype=np.int32) for width in table_widths]
+        self._num_blocks = [np.zeros(max_num_seqs, dtype=np.int32) for _ in table_widths]
         self._input_ids = Buffer((max_num_tokens,), torch.int64, device)
         self._positions = Buffer((max_num_tokens,), torch.int64, device)
         self._query_start = Buffer((max_num_seqs + 1,), torch.int32, device)
         self._seq_lens = Buffer((max_num_seqs,), torch.int32, device)
-        self._slots = [Buffer((max_num_tokens,), torch.int64, device) for _ in widths]
-        self._step_tables = [Buffer((max_num_seqs, width), torch.int32, device) for width in widths]
+        self._slots = [Buffer((max_num_tokens,), torch.int64, device) for _ in table_widths]
+        self._step_tables = [Buffer((max_num_seqs, width), torch.int32, device) for width in table_widths]
 
     def add(self, sequence: RunnerSequence) -> None:
         self.sequences[sequence.sequence_id] = sequence

@@ -119,8 +119,8 @@ class ModelRunner:
         num_tokens = budget if platform.measures_peak_memory else min(budget, _UNMEASURED_PROFILE_TOKENS)
         platform.reset_peak_memory()
         before = platform.memory().available
-        one_block = KVCacheLayout(tuple((name,) for name in self.kv_cache_specs()), (2,) * len(self.kv_cache_specs()))
-        self.initialize_kv_cache(one_block)
+        names = tuple((name,) for name in self.kv_cache_specs())
+        self.initialize_kv_cache(KVCacheLayout(names, num_blocks=(1,) * len(names), table_widths=(1,) * len(names)))
         self._dummy_step(num_tokens)
         platform.synchronize()
         memory = platform.memory()
@@ -145,16 +145,11 @@ class ModelRunner:
             layers, specs, layout, self._config.attention.backend, self._extensions, self._choice
         )
         self._notes["attention"] = ", ".join(dict.fromkeys(lines))
-        group_specs = [specs[names[0]] for names in layout.groups]
-        policies = [self._extensions.kv_policies.find(type(spec).__name__).entry for spec in group_specs]
         self._batch = InputBatch(
-            block_sizes=[spec.block_size for spec in group_specs],
-            blocks_for=[
-                load_factory(entry.factory)(spec).blocks_for for entry, spec in zip(policies, group_specs, strict=True)
-            ],
+            block_sizes=[specs[names[0]].block_size for names in layout.groups],
+            table_widths=layout.table_widths,
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_num_tokens=self._config.scheduler.max_num_batched_tokens,
-            max_model_len=self._max_model_len + self.num_lookahead_tokens,
             device=self._choice.device,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from octavo.sampling.randomness import exponential_noise
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import GREEDY_TEMPERATURE, SamplingParams
 
 _TOP_P_CANDIDATES = 1024
 """A nucleus is looked for among this many most likely tokens before all of them are sorted."""
@@ -53,7 +53,9 @@ def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
         return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
 
     # Subtracting the maximum first keeps tiny temperatures finite: the best token is 0 / T = 0.
-    scores = (logits - logits.amax(dim=-1, keepdim=True)) / column([p.temperature for p in params])
+    scores = (logits - logits.amax(dim=-1, keepdim=True)) / column(
+        [max(p.temperature, GREEDY_TEMPERATURE) for p in params]
+    )
     if any(p.min_p > 0 for p in params):
         floor = column([p.min_p for p in params]).log()
         scores.masked_fill_(scores < floor, -torch.inf)

@@ -63,7 +63,10 @@ class AttentionBackendEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPolicyEntry:
-    """The policy of a kind of KV cache: `factory(spec) -> KVPolicy`."""
+    """The policy of a kind of KV cache: `factory(spec, max_step_tokens) -> KVPolicy`.
+
+    `max_step_tokens` is the most tokens that one step adds to a sequence: a window holds that much more.
+    """
 
     spec_type: type[KVCacheSpec]
     factory: Factory

@@ -23,6 +23,8 @@ class KVCacheLayout:
     """Layer names of each KV cache group."""
     num_blocks: tuple[int, ...]
     """Blocks of each group, the null block included."""
+    table_widths: tuple[int, ...]
+    """Length of the longest block table of each group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 class Communicator(Protocol):
     """The ranks that hold one model's shards. A world of one is the identity."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks; same shape."""
@@ -79,6 +82,10 @@ class Model(Protocol):
 
     def kv_cache_specs(self) -> Mapping[str, KVCacheSpec]:
         """One spec for each attention layer, by the layer's name, in layer order."""
+        ...
+
+    def modules(self) -> Iterator[Any]:
+        """The model itself and all modules in it, as `torch.nn.Module` gives them."""
         ...
 
     def ignored_weights(self) -> Sequence[str]:

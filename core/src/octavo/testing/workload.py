@@ -179,8 +179,11 @@ def check_logprobs(
 def pairwise(choices: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Few combinations that hold each pair of values of any two factors. Greedy; same choices, same combinations."""
     names = list(choices)
-    index = {(a, b): {(x, y) for x in range(len(choices[a])) for y in range(len(choices[b]))}
-             for i, a in enumerate(names) for b in names[i + 1 :]}
+    index = {
+        (a, b): {(x, y) for x in range(len(choices[a])) for y in range(len(choices[b]))}
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }
     while any(index.values()):
         (a, b), missing = max(index.items(), key=lambda item: len(item[1]))
         row = dict(zip((a, b), min(missing), strict=True))
