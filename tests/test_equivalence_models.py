@@ -56,7 +56,13 @@ def make_jobs(vocab_size: int) -> list[Job]:
     return jobs
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+QUICK = ("llama", "mistral")
+"""With and without a window; what else tells families apart has little to do with the engine."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -117,7 +123,7 @@ def test_what_the_cache_held_before_does_not_leak(model: Any) -> None:
 
 def test_the_comparison_notices_one_wrong_slot(model: Any) -> None:
     """The suite can fail: one position of one sequence changed in the cache is seen in what follows."""
-    path, next_logits, known = model
+    path, next_logits, _ = model
     llm = make_llm(path, max_model_len=72)
     job = make_jobs(llm.engine.inputs._vocab_size - 11)[0]
 

@@ -177,7 +177,7 @@ def test_each_layer_gets_its_groups_backend_and_its_own_memory() -> None:
     backends, lines = bind_kv_cache(
         layers,
         specs,
-        KVCacheLayout((("a", "b"), ("c",)), (5, 7)),
+        KVCacheLayout((("a", "b"), ("c",)), (5, 7), (4, 4)),
         "auto",
         extensions_with(Backends(only=(0, {}, None))),
         choice(),
@@ -202,7 +202,7 @@ def test_a_backend_that_cannot_be_made_is_the_plugins_error() -> None:
         bind_kv_cache(
             {"a": module},
             {"a": SPEC},
-            KVCacheLayout((("a",),), (3,)),
+            KVCacheLayout((("a",),), (3,), (2,)),
             "auto",
             extensions_with(Backends(factory=fail, only=(0, {}, None))),
             choice(),

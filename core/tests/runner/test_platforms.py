@@ -139,19 +139,6 @@ def test_every_supported_dtype_really_computes(name):
     assert torch.softmax(x, -1).sum().item() == pytest.approx(1, abs=1e-2)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the kernel does not tell the peak")
-def test_peak_memory_sees_what_was_freed_again():
-    cpu = CPUPlatform()
-    assert cpu.peak_memory() == 0
-    cpu.reset_peak_memory()
-    if not cpu._peak_is_reset:
-        pytest.skip("may not reset the peak")
-    before = cpu.peak_memory()
-    block = torch.ones(64 * MIB, dtype=torch.uint8)
-    del block
-    assert cpu.peak_memory() >= before + 48 * MIB
-
-
 def test_cuda_says_why_it_cannot():
     cuda = CUDAPlatform()
     if cuda.unavailable() is None:

@@ -22,16 +22,12 @@ from octavo.spec import LogitsProcessorEntry, ProcessorContext
 
 
 class Recorder:
-    """A plugin with one processor that writes down every call, and fails where it is told to."""
+    """A processor that writes down every call, and fails where it is told to."""
 
     def __init__(self, name: str, order: int, log: list[Any], always: bool = False) -> None:
         self.name, self.order, self.log, self.always = name, order, log, always
         self.answer: Any = True
         self.fail_in: set[str] = set()
-
-    @hookimpl
-    def octavo_register_logits_processors(self) -> list[LogitsProcessorEntry]:
-        return [LogitsProcessorEntry(name=self.name, factory=self.make, always=self.always, order=self.order)]
 
     def make(self, context: ProcessorContext) -> Recorder:
         self._did("make", context.vocab_size)
@@ -61,12 +57,25 @@ class Recorder:
         self._did("release", sequence_id)
 
 
+class Recorders:
+    """The plugin that offers them."""
+
+    def __init__(self, recorders: list[Recorder]) -> None:
+        self._recorders = recorders
+
+    @hookimpl
+    def octavo_register_logits_processors(self) -> list[LogitsProcessorEntry]:
+        return [
+            LogitsProcessorEntry(name=r.name, factory=r.make, always=r.always, order=r.order) for r in self._recorders
+        ]
+
+
 class Setup:
     def __init__(self, *specs: tuple[str, int, bool], configured: tuple[str, ...] = ()) -> None:
         self.log: list[Any] = []
         self.plugins = {name: Recorder(name, order, self.log, always) for name, order, always in specs}
         config = EngineConfig(autoload_plugins=False)
-        self.extensions = load_extensions(config, plugins=list(self.plugins.values()), env={})
+        self.extensions = load_extensions(config, plugins=[Recorders(list(self.plugins.values()))], env={})
         self.configured = configured
         self.chain: ProcessorChain
 
@@ -274,7 +283,7 @@ def test_a_failure_to_release_does_not_keep_others_from_it(caplog) -> None:
 def test_one_that_cannot_be_made_is_an_error_that_names_its_plugin() -> None:
     setup = Setup(("a", 1, True))
     setup.plugins["a"].fail_in = {"make"}
-    with pytest.raises(PluginError, match="'a': RuntimeError"):
+    with pytest.raises(PluginError, match=r"Recorders.*'a'.*RuntimeError"):
         setup.build()
 
 

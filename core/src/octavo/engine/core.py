@@ -48,6 +48,7 @@ class EngineCore:
         """End sequences now (abort, stop string); unknown ids are ignored, no update follows."""
         for sequence_id in sequence_ids:
             self._scheduler.finish(sequence_id, reason)
+        self._undelivered = [u for u in self._undelivered if u.sequence_id not in sequence_ids]
         self._let_go()
 
     def step(self) -> list[SequenceUpdate]:

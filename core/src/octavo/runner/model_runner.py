@@ -115,16 +115,14 @@ class ModelRunner:
     def profile(self) -> int:
         """Run the largest step the budget allows; bytes of memory that are then free for the KV cache."""
         platform = self._choice.platform
-        budget = self._config.scheduler.max_num_batched_tokens
-        num_tokens = budget if platform.measures_peak_memory else min(budget, _UNMEASURED_PROFILE_TOKENS)
-        platform.reset_peak_memory()
-        before = platform.memory().available
         names = tuple((name,) for name in self.kv_cache_specs())
         self.initialize_kv_cache(KVCacheLayout(names, num_blocks=(1,) * len(names), table_widths=(1,) * len(names)))
-        self._dummy_step(num_tokens)
+        platform.reset_peak_memory()
+        start, memory = platform.peak_memory(), platform.memory()
+        budget = self._config.scheduler.max_num_batched_tokens
+        self._dummy_step(budget if start is not None else min(budget, _UNMEASURED_PROFILE_TOKENS))
         platform.synchronize()
-        memory = platform.memory()
-        free = min(before, memory.available) - platform.peak_memory()
+        free = memory.available - ((platform.peak_memory() or 0) - (start or 0))
         self._notes["memory"] = f"{free / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB free after loading"
         return max(0, free)
 

@@ -24,12 +24,10 @@ class CPUPlatform:
     """The processor, as far as this process may use it: affinity and container limits count."""
 
     device_type = "cpu"
-    measures_peak_memory = False
 
     def __init__(self, root: Path | str = "/") -> None:
         """`root` is where `proc` and `sys` are looked for."""
         self._root = Path(root)
-        self._peak_is_reset = False
 
     def unavailable(self) -> str | None:
         return None
@@ -56,19 +54,10 @@ class CPUPlatform:
             total, available = min(total, limit), min(available, max(0, limit - used))
         return MemoryInfo(total=total, available=available)
 
-    def peak_memory(self) -> int:
-        """Highest resident size of the process since the reset; 0 where the kernel does not tell."""
-        if not self._peak_is_reset:
-            return 0
-        fields = dict(line.split(":", 1) for line in self._read("proc/self/status").splitlines() if ":" in line)
-        return int(fields.get("VmHWM", "0 kB").split()[0]) * 1024
+    def peak_memory(self) -> None:
+        """Not told: a full-size step just to find out would take seconds, and half of the memory is left alone."""
 
-    def reset_peak_memory(self) -> None:
-        try:
-            (self._root / "proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
-            self._peak_is_reset = True
-        except OSError:
-            self._peak_is_reset = False
+    def reset_peak_memory(self) -> None: ...
 
     def configure(self, num_threads: int | None) -> None:
         """Let torch use `num_threads`, or as many as the process has physical cores."""
@@ -149,7 +138,6 @@ class CUDAPlatform:
     """An NVIDIA GPU, or an AMD one under torch's ROCm build: the one that torch calls current."""
 
     device_type = "cuda"
-    measures_peak_memory = True
 
     def unavailable(self) -> str | None:
         if torch.version.cuda is None and torch.version.hip is None:

@@ -23,9 +23,6 @@ class Platform(Protocol):
     device_type: str
     """As torch names it: `cpu`, `cuda`."""
 
-    measures_peak_memory: bool
-    """Whether `peak_memory` can tell; if so, the start runs a step of the largest size."""
-
     def unavailable(self) -> str | None:
         """Why this machine cannot use it, or None if it can."""
         ...
@@ -40,8 +37,11 @@ class Platform(Protocol):
 
     def memory(self) -> MemoryInfo: ...
 
-    def peak_memory(self) -> int:
-        """Bytes by which use rose at most since `reset_peak_memory`; 0 where it cannot be told."""
+    def peak_memory(self) -> int | None:
+        """Highest use in bytes since `reset_peak_memory`; None where it cannot be told cheaply.
+
+        Where it can, the start runs a step of the largest size to see what is left for the KV cache.
+        """
         ...
 
     def reset_peak_memory(self) -> None: ...
