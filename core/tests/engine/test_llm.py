@@ -170,7 +170,8 @@ def test_streams_and_lists_may_be_under_way_together(llm: LLM, greedy) -> None:
 def test_two_streams_in_turn_both_end(llm: LLM) -> None:
     pairs = list(itertools.zip_longest(llm.stream(IDS, GREEDY), llm.stream([9], GREEDY.replace(max_tokens=12))))
     ends = [
-        max((o for o in column if o is not None), key=lambda o: len(o.outputs[0].token_ids)) for column in zip(*pairs)
+        max((o for o in column if o is not None), key=lambda o: len(o.outputs[0].token_ids))
+        for column in zip(*pairs, strict=True)
     ]
     assert [len(o.outputs[0].token_ids) for o in ends] == [5, 12]
     assert all(o.finished for o in ends)
@@ -240,10 +241,10 @@ def test_defaults_come_from_the_generation_config(tiny_model, tmp_path: Path) ->
 def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:
     llm = LLM(str(tiny_model()), dtype="float32", num_blocks=256, max_num_seqs=8)
     assert llm.tokenizer is not None
-    hot = SamplingParams(temperature=100.0, max_tokens=60, n=8, ignore_eos=True, seed=1)
+    hot = SamplingParams(temperature=100.0, max_tokens=40, n=8, ignore_eos=True, seed=1)
     (output,) = llm.generate("x", hot)
     drawn = {i for c in output.outputs for i in c.token_ids}
-    assert len(drawn) > 150
+    assert len(drawn) > 120
     assert max(drawn) < llm.tokenizer.vocab_size
     again = llm.generate([list(c.token_ids) for c in output.outputs], GREEDY)
     assert all(o.outputs[0].finish_reason is FinishReason.LENGTH for o in again)
@@ -256,7 +257,8 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        "", [], (), np.array([], dtype=int), {"prompt": ""}, {"prompt_token_ids": []}, {}, {"prompt": None}, None, 5, 1.5,
+        "", [""], [[]], [()], [np.array([], dtype=int)], {"prompt": ""}, {"prompt_token_ids": []}, {}, {"prompt": None},
+        None, 5, 1.5,
         b"ab", [1.5], ["hi", ""], [[5], []], [VOCAB_SIZE], [-1], [5, 10**9], [10**30], [True], [[5], [VOCAB_SIZE]],
         {"prompt": 5}, {"prompt": ["a"]}, {"prompt_token_ids": "abc"}, {"prompt_token_ids": 5}, {"text": "x"},
         {"prompt": "x", "cache_salt": 5}, [[5], ["a"]], [[5], None], np.array([1.0]), [b"ab"], [object()],

@@ -103,11 +103,15 @@ def test_cores_under_a_v1_quota_and_without_topology(tmp_path, monkeypatch):
     assert CPUPlatform(tmp_path).num_cores() == 3
 
 
-def test_configure_sets_threads():
+def test_configure_sets_threads(monkeypatch: pytest.MonkeyPatch):
     before = torch.get_num_threads()
     try:
-        CPUPlatform().configure(2)
-        assert torch.get_num_threads() == 2
+        CPUPlatform().configure(3)
+        assert torch.get_num_threads() == 3
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        CPUPlatform().configure(None)
+        assert torch.get_num_threads() == 3, "whoever set the variable is left in peace"
+        monkeypatch.delenv("OMP_NUM_THREADS")
         CPUPlatform().configure(None)
         assert torch.get_num_threads() == CPUPlatform().num_cores()
     finally:

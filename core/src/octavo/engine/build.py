@@ -13,7 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import LLMEngine
 from octavo.engine.input_processor import InputProcessor
-from octavo.errors import CapacityError, ConfigError, ModelLoadError
+from octavo.errors import CapacityError, ConfigError, ModelLoadError, PluginError
 from octavo.extensions import Extensions
 from octavo.kv import (
     KVCacheGroup,
@@ -35,6 +35,7 @@ from octavo.spec import (
     KVCacheSpec,
     KVPolicy,
     ModelSource,
+    Observer,
     Tokenizer,
     TokenizerData,
     load_factory,
@@ -77,7 +78,7 @@ def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
         processors=extensions.logits_processors,
         seed=config.sampling.seed,
     )
-    observers = [observer for maker in extensions.observer_makers for observer in maker.entry(config)]
+    observers = _make_observers(config, extensions)
     description = {"model": source.path, **executor.describe(), "KV cache": _describe_cache(groups)}
     description["length"] = f"at most {max_model_len} tokens a sequence ({reason})"
     for name, text in description.items():
@@ -97,6 +98,16 @@ def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Exten
         logger.warning("prompts must be token ids: %s", error)
         return None
     return HFTokenizer(tokenizer) if isinstance(tokenizer, TokenizerData) else tokenizer
+
+
+def _make_observers(config: EngineConfig, extensions: Extensions) -> list[Observer]:
+    observers: list[Observer] = []
+    for maker in extensions.observer_makers:
+        try:
+            observers += maker.entry(config)
+        except Exception as error:
+            raise PluginError(f"plugin {maker.origin} failed to make its observers: {error!r}") from error
+    return observers
 
 
 def _model_length(config: EngineConfig, model_config: Mapping[str, Any]) -> int:

@@ -60,8 +60,9 @@ class CPUPlatform:
     def reset_peak_memory(self) -> None: ...
 
     def configure(self, num_threads: int | None) -> None:
-        """Let torch use `num_threads`, or as many as the process has physical cores."""
-        torch.set_num_threads(num_threads or self.num_cores())
+        """Let torch use `num_threads`; else what OMP_NUM_THREADS says; else one for each physical core."""
+        if num_threads or "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(num_threads or self.num_cores())
 
     def synchronize(self) -> None:
         """Nothing to wait for: torch returns when the CPU is done."""

@@ -14,29 +14,10 @@ from octavo.loading.loader import load_model
 from octavo.loading.safetensors import SafetensorsSource
 from octavo.nn import LocalCommunicator, attention_layers
 from octavo.spec import ForwardBatch, ModelContext
+from octavo.testing.dense_attention import DenseAttention
 from octavo_llama.plugin import octavo_register_models
 
 ORIGIN = Origin("llama", "octavo-llama", "0.1.0")
-
-
-class DenseBackend:
-    """Causal attention of one sequence, straight from its definition. No cache."""
-
-    def kv_shape(self, spec, num_blocks):
-        return (0,)
-
-    def build_metadata(self, inputs):
-        return None
-
-    def forward(self, layer, query, key, value, kv_cache, metadata, sinks=None):
-        group = layer.num_heads // layer.num_kv_heads
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", query, key) * layer.scale
-        distance = torch.arange(len(query))[:, None] - torch.arange(len(query))[None, :]
-        hidden = distance < 0
-        if layer.sliding_window is not None:
-            hidden |= distance >= layer.sliding_window
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
 
 
 class ThreadWorld:
@@ -98,7 +79,7 @@ def context(**changes) -> ModelContext:
 def load(folder, **changes):
     model = load_model(SafetensorsSource(str(folder)), extensions(), context(**changes))
     for layer in attention_layers(model).values():
-        layer.bind(DenseBackend(), torch.empty(0), 0)
+        layer.bind(DenseAttention(), torch.empty(0), 0)
     return model
 
 
