@@ -24,6 +24,16 @@ class FinishReason(StrEnum):
     """Something failed; the output's `error` says what."""
 
 
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Prompt positions that stand for what an encoder made of an image, a sound or other input."""
+
+    start: int
+    num_tokens: int
+    content_hash: str
+    """Digest of the input: the tokens of two pictures are the same, their KV is not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A validated request. Never changes after submission."""
@@ -44,6 +54,8 @@ class Request:
     """Prefix cache entries are shared only between requests of one salt."""
     adapter: str | None = None
     """Name of the adapter (LoRA) that the request runs with; part of its prefix hashes."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where other inputs than text stand in the prompt; part of the hashes of the blocks that they reach."""
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 
-from octavo import SamplingParams
+from octavo import LLM, SamplingParams
 from octavo.engine.output_processor import OutputKind
 from octavo.errors import CapacityError, ConfigError, InvalidRequestError, PluginError
 from octavo.hookspecs import hookimpl
@@ -433,3 +434,37 @@ def test_settings_that_cannot_work_are_refused_at_start(make_llm) -> None:
     assert short.engine.max_model_len == 32
     with pytest.raises(InvalidRequestError, match=r"^prompt: .*KV cache holds 32 tokens; raise cache.memory"):
         short.generate([[5] * 40], GREEDY)
+
+
+@pytest.mark.parametrize("size", [{"memory": "2MiB"}, {"memory_fraction": 0.0005}, {"num_blocks": 9}])
+def test_the_log_says_how_many_tokens_fit(tiny_model, size: dict[str, Any]) -> None:
+    """Two layers of keys and values, two heads of eight float32: 256 bytes a token."""
+    llm = LLM(str(tiny_model()), dtype="float32", num_threads=1, **size)
+    fits = int(re.match(r"(\d+) tokens fit", llm.engine.description["KV cache"])[1])
+    if "num_blocks" in size:
+        assert fits == 8 * 16
+    else:
+        assert fits % 16 == 0
+        assert fits > 256
+    assert fits == 2**21 // 256 - 16 or "memory" not in size
+    assert llm.engine.description["length"].startswith(f"at most {min(fits, 256)} tokens a sequence")
+    assert len(llm.generate("the", GREEDY)[0].outputs[0].token_ids) == 8
+
+
+def test_a_drafter_that_cannot_let_go_harms_nobody(make_llm, greedy, caplog) -> None:
+    class Clinging(ScriptedDrafter):
+        def release(self, sequence_id: int) -> None:
+            raise RuntimeError("mine")
+
+    llm = make_llm(plugins=[Clinging(lambda sequence, most: [3])], drafter="scripted", max_num_seqs=1)
+    for output in llm.generate([IDS, IDS], GREEDY):
+        assert tokens(output) == greedy(IDS, 8)
+    assert "failed to release" in caplog.text
+
+
+def test_an_engine_that_cannot_be_built_shuts_its_executor_down(make_llm, monkeypatch) -> None:
+    ended = []
+    monkeypatch.setattr("octavo.executor.inproc.InProcessExecutor.shutdown", lambda self: ended.append(self))
+    with pytest.raises(CapacityError):
+        make_llm(max_model_len=100, num_blocks=3)
+    assert len(ended) == 1

@@ -222,24 +222,24 @@ def test_defaults_come_from_the_generation_config(tiny_model, tmp_path: Path) ->
         (folder / file.name).write_bytes(file.read_bytes())
     config = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05, "top_p": None, "eos_token_id": [2, 9]}
     (folder / "generation_config.json").write_text(json.dumps(config))
-    llm = LLM(str(folder), dtype="float32", num_blocks=16)
+    llm = LLM(str(folder), dtype="float32", num_threads=1, num_blocks=16)
     params = llm.default_sampling_params(max_tokens=3)
     assert (params.temperature, params.top_k, params.repetition_penalty, params.top_p) == (0.7, 20, 1.05, 1.0)
     assert llm.default_sampling_params(temperature=0.1).temperature == 0.1
     forced = SamplingParams(temperature=0, logit_bias={9: 100}, max_tokens=4)
     assert llm.generate("x", forced)[0].outputs[0].token_ids == (9,)
-    plain = LLM(str(folder), dtype="float32", num_blocks=16, use_generation_config=False)
+    plain = LLM(str(folder), dtype="float32", num_threads=1, num_blocks=16, use_generation_config=False)
     assert plain.default_sampling_params() == SamplingParams()
     assert plain.generate("x", forced)[0].outputs[0].token_ids == (9, 9, 9, 9)
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.7}))
-    assert LLM(str(folder), dtype="float32", num_blocks=16).default_sampling_params().is_greedy
+    assert LLM(str(folder), dtype="float32", num_threads=1, num_blocks=16).default_sampling_params().is_greedy
     (folder / "generation_config.json").write_text(json.dumps({"temperature": -1}))
     with pytest.raises(ModelLoadError, match=r"generation config: temperature: must be.*use_generation_config"):
-        LLM(str(folder), dtype="float32", num_blocks=16)
+        LLM(str(folder), dtype="float32", num_threads=1, num_blocks=16)
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:
-    llm = LLM(str(tiny_model()), dtype="float32", num_blocks=256, max_num_seqs=8)
+    llm = LLM(str(tiny_model()), dtype="float32", num_threads=1, num_blocks=256)
     assert llm.tokenizer is not None
     hot = SamplingParams(temperature=100.0, max_tokens=40, n=8, ignore_eos=True, seed=1)
     (output,) = llm.generate("x", hot)

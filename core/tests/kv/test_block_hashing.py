@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.kv.hashing import extend_hashes, extra_keys, hash_block, root_hash
-from octavo.request import Request
+from octavo.request import MediaSpan, Request
 from octavo.sampling_params import SamplingParams
 
 ROOT = root_hash(0)
@@ -88,8 +88,8 @@ def test_adapters_and_salts_never_share_a_block() -> None:
 
 def test_salt_enters_once_and_the_adapter_everywhere() -> None:
     request = replace(REQUEST, adapter="a", cache_salt="s")
-    assert extra_keys(request, 0) == (("adapter", "a"), ("salt", "s"))
-    assert extra_keys(request, 1) == (("adapter", "a"),)
+    assert extra_keys(request, 0, 4) == (("adapter", "a"), ("salt", "s"))
+    assert extra_keys(request, 1, 4) == (("adapter", "a"),)
 
 
 def test_the_encoding_is_fixed() -> None:
@@ -98,3 +98,15 @@ def test_the_encoding_is_fixed() -> None:
     tokens = b"\x03\0\0\0" + b"\x01\0\0\0" + b"\x02\0\0\0" + b"\x70\x11\x01\0"
     key = b"\x07\0\0\0adapter" + b"\x02\0\0\0\xc3\xa9"
     assert hash_block(ROOT, [1, 2, 70_000], [("adapter", "é")]) == hashlib.sha256(parent + tokens + key).digest()
+
+
+def test_media_enter_the_blocks_that_they_reach() -> None:
+    picture = MediaSpan(start=3, num_tokens=6, content_hash="cat")
+    keys = [extra_keys(replace(REQUEST, media=(picture,)), index, 4) for index in range(4)]
+    assert keys == [(("media", "3+6:cat"),)] * 3 + [()]
+    hashes = set()
+    for media in ((), (picture,), (replace(picture, content_hash="dog"),), (replace(picture, start=2),)):
+        found: list[bytes] = []
+        extend_hashes(found, root_hash(0), replace(REQUEST, media=media), list(range(8)), 4)
+        hashes.add(found[1])
+    assert len(hashes) == 4

@@ -55,6 +55,21 @@ def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
     executor: Executor = load_factory(extensions.executors.find(config.parallel.executor).entry.factory)(
         ExecutorContext(config=config, extensions=extensions, source=source, tokenizer=tokenizer, max_model_len=longest)
     )
+    try:
+        return _assemble(config, extensions, source, tokenizer, executor, longest)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def _assemble(
+    config: EngineConfig,
+    extensions: Extensions,
+    source: ModelSource,
+    tokenizer: Tokenizer | None,
+    executor: Executor,
+    longest: int,
+) -> LLMEngine:
     groups = _size_cache(config, executor, extensions, longest)
     max_model_len, reason = _fit_length(config, groups, longest)
     executor.initialize_kv_cache(
@@ -70,7 +85,7 @@ def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
     generation_config = source.generation_config if config.model.use_generation_config else {}
     inputs = InputProcessor(
         tokenizer,
-        vocab_size=int(source.config["vocab_size"]),
+        vocab_size=_vocab_size(source),
         max_model_len=max_model_len,
         model_len_reason=reason,
         eos_token_ids=eos_token_ids(source.config, generation_config, tokenizer),
@@ -98,6 +113,13 @@ def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Exten
         logger.warning("prompts must be token ids: %s", error)
         return None
     return HFTokenizer(tokenizer) if isinstance(tokenizer, TokenizerData) else tokenizer
+
+
+def _vocab_size(source: ModelSource) -> int:
+    size = source.config.get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise ModelLoadError(f"{source.path}: the config's vocab_size is {size!r}, not a positive whole number")
+    return size
 
 
 def _make_observers(config: EngineConfig, extensions: Extensions) -> list[Observer]:

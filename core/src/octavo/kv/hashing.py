@@ -36,13 +36,19 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int], extra_keys: Sequence
     return digest.digest()
 
 
-def extra_keys(request: Request, block_index: int) -> tuple[ExtraKey, ...]:
-    """What the KV of this block depends on besides tokens. Media keys will join here, for the blocks they reach."""
+def extra_keys(request: Request, block_index: int, block_size: int) -> tuple[ExtraKey, ...]:
+    """What the KV of this block depends on besides tokens."""
     keys: list[ExtraKey] = []
     if request.adapter is not None:
         keys.append(("adapter", request.adapter))
     if block_index == 0 and request.cache_salt is not None:
         keys.append(("salt", request.cache_salt))  # later blocks inherit it through their parent
+    start = block_index * block_size
+    keys += [
+        ("media", f"{span.start}+{span.num_tokens}:{span.content_hash}")
+        for span in request.media
+        if span.start < start + block_size and start < span.start + span.num_tokens
+    ]
     return tuple(keys)
 
 
@@ -53,4 +59,4 @@ def extend_hashes(
     for index in range(len(hashes), len(token_ids) // block_size):
         parent = hashes[-1] if hashes else root
         block = token_ids[index * block_size : (index + 1) * block_size]
-        hashes.append(hash_block(parent, block, extra_keys(request, index)))
+        hashes.append(hash_block(parent, block, extra_keys(request, index, block_size)))

@@ -5,6 +5,7 @@ Owns: the order of a step on the device side. Must never know: queues, block acc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ from octavo.spec import (
     load_factory,
 )
 from octavo.step import Attachment, AttachRequest, SchedulerOutput, SequenceResult, StepResult
+
+logger = logging.getLogger(__name__)
 
 _PROMPT_LOGPROB_ROWS = 128
 """Logits of at most so many prompt positions are held at a time."""
@@ -164,7 +167,10 @@ class ModelRunner:
         for sequence_id in sequence_ids:
             if self._batch.remove(sequence_id) is not None:
                 self._processors.release(sequence_id)
-                self._drafter.release(sequence_id)
+                try:
+                    self._drafter.release(sequence_id)
+                except Exception:  # the sequences of the plan behind it have no part in that
+                    logger.exception("the drafter failed to release a sequence")
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> None:

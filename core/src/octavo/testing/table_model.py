@@ -195,5 +195,11 @@ def table_llm(**keywords: Any) -> Any:
     from octavo import LLM
 
     plugins = [TablePlugin(), *keywords.pop("plugins", ())]
-    defaults = {"autoload_plugins": False, "dtype": "float32", "device": "cpu", "num_blocks": 256, "num_threads": 1}
+    defaults: dict[str, Any] = {
+        "autoload_plugins": False,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_blocks": 256,
+        "num_threads": 1,
+    }
     return LLM(table_model_path(), plugins=plugins, **(defaults | keywords))
