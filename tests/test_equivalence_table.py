@@ -270,6 +270,21 @@ def test_right_drafts_are_all_accepted_and_save_steps() -> None:
     assert len(drafted) <= len(plain) // 4
 
 
+@pytest.mark.parametrize("drafter", ["none", "right", "wrong"])
+def test_bad_words_that_begin_in_drafts(drafter: str) -> None:
+    """Each word is what the model would say next, so that its end must be forbidden behind its beginning."""
+    script = Script(drafter, "none")
+    engine = table_llm(plugins=[script.drafter], drafter="scripted", num_draft_tokens=5).engine
+    reference = Reference(table_next_logits, engine)
+    job = Job(prompt=(5, 6), params=GREEDY.replace(max_tokens=24, ignore_eos=True))
+    for start, length in ((1, 2), (5, 3), (9, 2), (12, 4), (17, 2), (20, 3)):
+        said = reference.answer(job)[0].token_ids[start : start + length]
+        word = "".join(chr(ord("0") + token - 2) for token in said)
+        job = Job(prompt=job.prompt, params=job.params.replace(bad_words=[*job.params.bad_words, word]))
+    script.learn([job], reference)
+    reference.check(job, run_jobs(engine, [job])[0])
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 32, 33])
 @pytest.mark.parametrize("drafter", ["none", "right"])
 def test_prompt_that_is_cached_as_a_whole(length: int, drafter: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from concurrent.futures import Future
@@ -468,3 +469,20 @@ def test_an_engine_that_cannot_be_built_shuts_its_executor_down(make_llm, monkey
     with pytest.raises(CapacityError):
         make_llm(max_model_len=100, num_blocks=3)
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()], ids=["failure", "ctrl-c"])
+def test_what_ended_before_a_lost_plan_is_let_go_all_the_same(make_llm, monkeypatch, greedy, error) -> None:
+    """The first request ends in step 3; the plan that would tell the runner so never reaches it."""
+    llm = make_llm()
+    faults = Faults(llm, monkeypatch)
+    faults.plan["launch", 4] = error
+    engine = llm.engine
+    engine.add_request("short", [9], GREEDY.replace(max_tokens=3))
+    engine.add_request("long", IDS, GREEDY)
+    last: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests:
+        with contextlib.suppress(KeyboardInterrupt):
+            last |= {o.request_id: o for o in engine.step()}
+    assert tokens(last["short"]) == greedy([9], 3)
+    assert last["long"].outputs[0].finish_reason is FinishReason.ERROR
