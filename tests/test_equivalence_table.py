@@ -223,7 +223,7 @@ def check_plugins(script: Script, jobs: list[Job], outputs: list[RequestOutput],
         assert released[sequence_id] == list(completion.token_ids)
 
 
-@pytest.mark.parametrize("threshold", [0, 1, 7, 16, 64])
+@pytest.mark.parametrize("threshold", [0, 7, *(pytest.param(t, marks=pytest.mark.slow) for t in (1, 16, 64))])
 @pytest.mark.parametrize("drafter", ["none", "right", "mixed"])
 def test_preemption_changes_nothing(threshold: int, drafter: str) -> None:
     """Ten sequences at once in a cache for hardly more than one: preempted for certain, also while they have drafts."""

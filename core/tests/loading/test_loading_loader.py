@@ -119,6 +119,8 @@ def test_the_first_known_architecture_is_taken(toy):
         find_architecture(config, extensions, "Unknown")
     with pytest.raises(ModelLoadError, match="names no architecture"):
         find_architecture({"architectures": []}, extensions)
+    with pytest.raises(ModelLoadError, match="names no architecture"):
+        find_architecture({"architectures": 5}, extensions)
 
 
 def test_a_model_that_cannot_be_built_names_its_plugin(toy, context):

@@ -69,7 +69,7 @@ def find_architecture(
     named = [architecture] if architecture else config.get("architectures") or []
     if isinstance(named, str):
         named = [named]
-    if not named:
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         raise ModelLoadError("the model's config names no architecture; name one with model.architecture")
     for name in named:
         if name in extensions.models:
