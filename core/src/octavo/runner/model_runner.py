@@ -42,6 +42,8 @@ from octavo.step import Attachment, AttachRequest, SchedulerOutput, SequenceResu
 
 logger = logging.getLogger(__name__)
 
+logger = logging.getLogger(__name__)
+
 _PROMPT_LOGPROB_ROWS = 128
 """Logits of at most so many prompt positions are held at a time."""
 _UNMEASURED_PROFILE_TOKENS = 16
@@ -96,6 +98,7 @@ class ModelRunner:
                 options=extensions.options_of(drafter_offer),
             )
         )
+        self._drafter_works = True
         self._models = [m for m in (self._model, self._drafter.model) if m is not None]
         """Everything with attention layers: the target, and the drafter's own layers."""
         self._verifier: Verifier = extensions.first(extensions.verifier_makers, "verifier", config.sampling.verifier)
@@ -275,7 +278,14 @@ class ModelRunner:
                 hidden = step.hidden[start : start + len(token_ids)]
             indices.append(n)
             rows.append(DraftRow(sequence, len(token_ids) - 1, room, hidden))
-        proposals = self._drafter.propose(rows) if rows else ()
+        if not rows or not self._drafter_works:
+            return {}
+        try:
+            proposals = self._drafter.propose(rows)
+        except Exception:  # drafts only save time, so no request may suffer
+            logger.exception("drafter %r failed; this engine goes on without drafts", self._config.speculation.drafter)
+            self._drafter_works = False
+            return {}
         return {n: usable_drafts(d, r, self._vocab_size) for n, r, d in zip(indices, rows, proposals, strict=True)}
 
     def _processor_context(self, offer: Offer[LogitsProcessorEntry]) -> ProcessorContext:

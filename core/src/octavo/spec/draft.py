@@ -57,7 +57,10 @@ class Drafter(Protocol):
     """The drafter's own layers, whose KV caches are allocated as ordinary groups; None if it has none."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
-        """Up to `row.max_drafts` draft token ids for each row; more are cut off."""
+        """Up to `row.max_drafts` draft token ids for each row; more are cut off.
+
+        An exception is logged, and the engine goes on without drafts.
+        """
         ...
 
     def release(self, sequence_id: int) -> None:
