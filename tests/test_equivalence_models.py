@@ -108,7 +108,7 @@ def test_block_size_and_caching_do_not_matter(model: Any, block_size: int, enabl
 
 
 def kv_caches(llm: LLM) -> list[torch.Tensor]:
-    caches = [layer.kv_cache for layer in attention_layers(llm.engine.core._executor._runner._model).values()]
+    caches = [layer.kv_cache for layer in attention_layers(llm.engine.core._executor._model).values()]
     return [cache for cache in caches if cache is not None]
 
 

@@ -431,7 +431,7 @@ def test_the_comparison_notices_one_wrong_slot() -> None:
     """The suite can fail: one token id changed in the cache changes what comes after."""
     llm = table_llm(block_size=4)
     jobs = [Job(prompt=(5, 6, 7, 8, 9, 10), params=GREEDY.replace(ignore_eos=True))]
-    layer = llm.engine.core._executor._runner._model.attention
+    layer = llm.engine.core._executor._model.attention
 
     def corrupt(step: int) -> None:
         if step == 2:

@@ -102,10 +102,9 @@ class Environment:
     def load(self, *statements: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Load `extensions` in this environment and run `statements`."""
         lines = (
-            "from octavo.config import EngineConfig",
-            "from octavo.plugins import load_extensions",
+            "from octavo.plugins import load_extensions, resolve_settings",
             "from octavo.spec import load_factory",
-            "extensions = load_extensions(EngineConfig())",
+            "extensions = load_extensions(resolve_settings().config)",
             *statements,
         )
         return self.run("python", "-c", "\n".join(lines), **variables)

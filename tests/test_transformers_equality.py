@@ -165,6 +165,7 @@ def reference(packaged_model: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_packaged_model_alone_and_in_one_batch(packaged_model: str, reference: Any) -> None:
     """At least fifty prompts, sixteen tokens each; without the prefix cache, so that each run computes everything."""
     llm = LLM(packaged_model, dtype="float32", device="cpu", num_blocks=700, num_threads=1, enable_prefix_caching=False)

@@ -16,8 +16,8 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-def _doc(text: str) -> Meta:
-    return Meta(description=text)
+def _doc(text: str, **extra: str) -> Meta:
+    return Meta(description=text, extra=extra)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,8 @@ class ModelConfig(Section, frozen=True):
 class CacheConfig(Section, frozen=True):
     block_size: Annotated[int, Meta(ge=1, le=4096), _doc("Tokens in a block of the KV cache.")] = 16
     memory: Annotated[
-        str | int | None, _doc("Size of the KV cache in bytes, or like '2GiB'; none: measured at start.")
+        str | int | None,
+        _doc("Size of the KV cache in bytes, or like '2GiB'; none: measured at start.", unit="bytes"),
     ] = None
     memory_fraction: Annotated[
         float, Meta(gt=0, le=1), _doc("Part of the memory found free at start that the KV cache may take.")
@@ -106,6 +107,7 @@ class EngineConfig(Section, frozen=True):
     override_plugins: Annotated[
         tuple[str, ...], _doc("Plugins whose offers win where another plugin offers the same name.")
     ] = ()
+    strict_plugins: Annotated[bool, _doc("Make a broken plugin an error instead of a warning.")] = False
     autoload_plugins: Annotated[
         bool, _doc("Load every installed plugin; false: only built-ins and those passed to the engine.")
     ] = True

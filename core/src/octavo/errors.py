@@ -1,6 +1,6 @@
 """The exceptions that users of Octavo meet. Each message says what to do next.
 
-Owns: the error types and the wording of suggestions. Must never know: anything else of Octavo.
+Owns: the error types and the wording of suggestions and messages. Must never know: anything else of Octavo.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the choice nearest to `name`, or nothing if none is near."""
     near = difflib.get_close_matches(name, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class OctavoError(Exception):

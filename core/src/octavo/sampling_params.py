@@ -5,10 +5,11 @@ Owns: `SamplingParams` and its validation. Must never know: tokenizers, models, 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -122,7 +123,7 @@ class SamplingParams:
             given = getattr(self, name)
             if given is None and optional:
                 continue
-            value = _whole(given)
+            value = whole_number(given)
             if value is None:
                 raise InvalidRequestError(name, f"must be a whole number, got {_short(given)}")
             if not low <= value <= high:
@@ -163,13 +164,12 @@ class SamplingParams:
         if any(not isinstance(name, str) for name in self.extra_args):
             raise InvalidRequestError("extra_args", "every key must be the name of a logits processor")
 
-    def replace(self, **changes: object) -> SamplingParams:
+    def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated anew."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**(values | changes))  # type: ignore[arg-type]
+        return dataclasses.replace(self, **changes)
 
 
-def _whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """A whole number as an int, numpy's included; None for anything else. Truth values are no numbers."""
     if isinstance(value, bool):
         return None
@@ -191,7 +191,7 @@ def _real(value: Any) -> float | None:
 
 
 def _token_id(name: str, value: Any) -> int:
-    token_id = _whole(value)
+    token_id = whole_number(value)
     if token_id is None or token_id < 0:
         raise InvalidRequestError(name, f"token ids must be whole numbers of at least 0, got {_short(value)}")
     return token_id

@@ -161,10 +161,11 @@ def test_plugins_shows_the_table_and_the_details(install, capsys) -> None:
     told = capsys.readouterr().out
     assert "skewed (dist-skewed 2.0) is broken: it needs octavo>=9" in told
     assert "no installed plugin offers any model" in told
+    assert "no installed plugin offers any weight format" in told
     assert "no installed plugin offers any attention backend" in told
-    assert told.count("mend: ") == 3
+    assert told.count("mend: ") == 4
     assert main(["plugins", "doctor", "--json"]) == 1
-    assert [set(problem) for problem in json.loads(capsys.readouterr().out)] == [{"plugin", "problem", "mend"}] * 3
+    assert [set(problem) for problem in json.loads(capsys.readouterr().out)] == [{"plugin", "problem", "mend"}] * 4
 
 
 def test_doctor_finds_nothing_wrong(install, capsys) -> None:
@@ -172,6 +173,10 @@ def test_doctor_finds_nothing_wrong(install, capsys) -> None:
 @hookimpl
 def octavo_register_models():
     return [ModelEntry(name="M", factory="m:M")]
+
+@hookimpl
+def octavo_register_weight_formats():
+    return [WeightFormatEntry(name="w", can_read=lambda path: False, factory="m:W")]
 
 @hookimpl
 def octavo_register_attention_backends():
@@ -213,17 +218,6 @@ def test_config_prints_values_and_sources(install, capsys, monkeypatch, tmp_path
     assert ["cache.block_size", "32", "command", "line"] in lines
 
 
-def test_the_schema_knows_plugins_options(install, capsys) -> None:
-    install("hello", HELLO)
-    assert main(["config", "schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    root = schema["$defs"]["EngineConfig"]
-    assert schema["$ref"] == "#/$defs/EngineConfig"
-    assert schema["$defs"]["CacheConfig"]["properties"]["block_size"]["maximum"] == 4096
-    options = root["properties"]["plugins"]["properties"]["hello"]["$ref"].rpartition("/")[2]
-    assert schema["$defs"][options]["properties"]["name"]["default"] == "world"
-
-
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins"], ["plugins", "doctor"], ["config"]])
 def test_torch_and_numpy_stay_out(argv) -> None:
     code = (
@@ -234,7 +228,7 @@ def test_torch_and_numpy_stay_out(argv) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error(install) -> None:
-    command = f"{sys.executable} -m octavo config schema | true"
+    command = f"{sys.executable} -m octavo config --json | true"
     done = subprocess.run(
         ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
     )

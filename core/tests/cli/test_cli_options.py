@@ -35,11 +35,9 @@ def test_every_key_has_a_flag_in_both_spellings(key: str) -> None:
         ("--dtype", "model.dtype", "float32", "float32"),
         ("--device", "model.device", "cpu", "cpu"),
         ("--max-model-len", "model.max_model_len", "12", 12),
-        ("--max_model_len", "model.max_model_len", "12", 12),
         ("--seed", "sampling.seed", "-3", -3),
         ("--drafter", "speculation.drafter", "ng", "ng"),
         ("--attention-backend", "attention.backend", "b", "b"),
-        ("--attention_backend", "attention.backend", "b", "b"),
     ],
 )
 def test_short_forms(flag: str, key: str, text: str, value: object) -> None:

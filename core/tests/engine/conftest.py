@@ -25,7 +25,7 @@ def _assert_clean(llm: LLM) -> None:
     assert not engine.has_unfinished_requests
     assert not engine.core.has_work
     assert not llm._inboxes
-    runner = engine.core._executor._runner  # type: ignore[attr-defined]
+    runner = engine.core._executor  # type: ignore[attr-defined]
     assert not runner._batch.sequences
     assert not runner._processors._attached
     assert not runner._processors._pending

@@ -96,7 +96,6 @@ def pieces_of(tokenizer, prompt, output, chunks=None, skip=True):
         position += length
     pieces.append(detokenizer.push(output[position:]))
     pieces.append(detokenizer.flush())
-    assert detokenizer.text == "".join(pieces)
     return pieces
 
 
@@ -213,21 +212,20 @@ def test_half_a_character_is_never_shown():
 def test_garbage_is_not_held_back_and_costs_the_same_for_every_token(tokenizer):
     garbage = utf8(b"\xff") if tokenizer is BYTE_LEVEL else fallback(b"\xff")
     detokenizer = IncrementalDetokenizer(tokenizer, garbage)
+    text = ""
     for n in range(1, 2000):
         tokenizer.num_decoded = 0
-        detokenizer.push(garbage)
-        assert len(detokenizer.text) >= n - 1
+        text += detokenizer.push(garbage)
+        assert len(text) >= n - 1
         assert tokenizer.num_decoded <= 13
-    detokenizer.flush()
-    assert detokenizer.text == BAD * 1999
+    assert text + detokenizer.flush() == BAD * 1999
 
 
 def test_tokens_that_never_end_at_a_character_are_shown_all_the_same():
     straddling = ids(BYTE_LEVEL, "".join(SYMBOLS[b] for b in b"\x82\xac\xe2"))
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, utf8(b"a\xe2"))
-    for n in range(1, 200):
-        detokenizer.push(straddling)
-        assert detokenizer.text == "€" * n
+    for _ in range(1, 200):
+        assert detokenizer.push(straddling) == "€"
 
 
 def test_priming_looks_at_the_last_few_prompt_tokens_only():

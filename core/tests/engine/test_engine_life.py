@@ -138,7 +138,7 @@ class Faults:
     """Raises what it is told to in the executor's calls."""
 
     def __init__(self, llm, monkeypatch) -> None:
-        runner = llm.engine.core._executor._runner
+        runner = llm.engine.core._executor
         self.plan: dict[tuple[str, int], BaseException] = {}
         self.calls = {"launch": 0, "forward": 0, "collect": 0, "after_collect": 0}
         for target, name in ((runner, "launch"), (runner._model, "forward"), (runner, "collect")):
@@ -310,7 +310,7 @@ def test_a_tokenizer_that_fails_ends_only_the_request_that_it_fails_on(llm, gree
 
 
 def test_a_request_that_the_executor_will_not_take_leaves_nothing(llm, monkeypatch, assert_clean, greedy) -> None:
-    runner = llm.engine.core._executor._runner
+    runner = llm.engine.core._executor
     attach = runner._processors.attach
     count = []
 

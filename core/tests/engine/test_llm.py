@@ -34,7 +34,7 @@ TEXT, IDS = "3456", [5, 6, 7, 8]
         {"prompt_token_ids": IDS},
         {"prompt_token_ids": np.array(IDS)},
         {"prompt": "shown", "prompt_token_ids": IDS},
-        {"prompt": TEXT, "cache_salt": "me", "adapter": None},
+        {"prompt": TEXT, "cache_salt": "me"},
     ],
     ids=lambda p: type(p).__name__,
 )
@@ -261,6 +261,7 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:
         None, 5, 1.5,
         b"ab", [1.5], ["hi", ""], [[5], []], [VOCAB_SIZE], [-1], [5, 10**9], [10**30], [True], [[5], [VOCAB_SIZE]],
         {"prompt": 5}, {"prompt": ["a"]}, {"prompt_token_ids": "abc"}, {"prompt_token_ids": 5}, {"text": "x"},
+        np.array(5), {"prompt_token_ids": np.array(5)},
         {"prompt": "x", "cache_salt": 5}, [[5], ["a"]], [[5], None], np.array([1.0]), [b"ab"], [...],
         "\ud800", [5] * 10_000,
     ],

@@ -260,7 +260,7 @@ def test_preemptions_are_counted_once_each(make_llm) -> None:
 def test_a_request_without_anything_special_costs_no_processor(llm) -> None:
     llm.engine.add_request("x", IDS, GREEDY)
     llm.engine.step()
-    chain = llm.engine.core._executor._runner._processors
+    chain = llm.engine.core._executor._processors
     assert list(chain._attached.values()) == [[]]
     llm.engine.abort_request("x")
     llm.engine.step()

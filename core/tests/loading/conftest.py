@@ -1,21 +1,19 @@
-"""A toy architecture and folders that hold it; no plugin is needed."""
+"""A toy architecture and a toy weight format; no plugin is needed."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from octavo.extensions import Extensions, Offer, Origin, Registry
-from octavo.loading.locate import SAFETENSORS
 from octavo.nn import Linear, LocalCommunicator, MergedColumnLinear, RMSNorm
-from octavo.spec import ModelContext, ModelEntry, TokenizerData
+from octavo.spec import ModelContext, ModelEntry, TokenizerData, WeightFormatEntry
 
 ORIGIN = Origin("toy", "octavo-toy", "3.1")
 KINDS = (
@@ -83,9 +81,20 @@ class FakeSource:
         raise NotImplementedError
 
 
+def open_folder(path: str) -> FakeSource:
+    source = FakeSource(toy_tensors())
+    source.path = path
+    return source
+
+
+FORMAT = WeightFormatEntry(
+    name="folder", can_read=lambda path: (Path(path) / "config.json").exists(), factory=open_folder
+)
+
+
 def extensions(*, broken=(), **offers) -> Extensions:
     """`extensions(models=[entry], model_transforms=[…])`; every offer comes from the toy plugin."""
-    kinds = {"models": [ModelEntry(name="ToyForCausalLM", factory=ToyModel)], "weight_formats": [SAFETENSORS], **offers}
+    kinds = {"models": [ModelEntry(name="ToyForCausalLM", factory=ToyModel)], "weight_formats": [FORMAT], **offers}
     return Extensions(
         broken=broken,
         **{
@@ -125,36 +134,13 @@ def byte_level(bos: bool = False) -> TokenizerData:
 
 
 @pytest.fixture
-def toy_folder(tmp_path):
-    """`toy_folder(shards=1)` writes a model folder and returns it."""
-
-    def make(shards: int = 1):
-        tensors = toy_tensors()
-        config = {"architectures": ["ToyForCausalLM"], "hidden_size": 4}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        (tmp_path / "tokenizer.json").write_text(byte_level().tokenizer_json)
-        if shards == 1:
-            save_file(tensors, tmp_path / "model.safetensors")
-            return tmp_path
-        weight_map = {}
-        for i in range(shards):
-            file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-            part = dict(list(tensors.items())[i::shards])
-            save_file(part, tmp_path / file)
-            weight_map |= dict.fromkeys(part, file)
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        return tmp_path
-
-    return make
-
-
-@pytest.fixture
 def toy():
     return SimpleNamespace(
         Model=ToyModel,
         Source=FakeSource,
         tensors=toy_tensors,
         extensions=extensions,
+        format=FORMAT,
         byte_level=byte_level,
         with_template=lambda template, **kw: replace(byte_level(**kw), chat_template=template),
     )

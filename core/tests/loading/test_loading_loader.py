@@ -10,7 +10,6 @@ import torch
 from octavo.errors import ConfigError, ModelLoadError, PluginError
 from octavo.extensions import Broken, Origin
 from octavo.loading.loader import find_architecture, load_model
-from octavo.loading.safetensors import SafetensorsSource
 from octavo.spec import ModelEntry, ModelTransform
 
 
@@ -31,12 +30,6 @@ def test_the_order_of_tensors_does_not_matter(toy, context):
         random.Random(seed).shuffle(shuffled)
         state = load_model(toy.Source(shuffled), toy.extensions(), context).state_dict()
         assert all(torch.equal(state[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_folder_becomes_a_model(shards, toy, toy_folder, context):
-    model = load_model(SafetensorsSource(str(toy_folder(shards))), toy.extensions(), context)
-    assert torch.equal(model.norm.weight, toy.tensors()["norm.weight"])
 
 
 @pytest.mark.parametrize("name", ["left.weight", "right.weight", "plain.weight", "plain.bias", "norm.weight", "scale"])

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.errors import PluginError
-from octavo.plugins import load_extensions, survey
+from octavo.plugins import load_extensions, resolve_settings, survey
 
 REGISTER = "@hookimpl\ndef octavo_register_drafters():\n"
 
@@ -92,7 +92,7 @@ FAULTS = {
 def test_a_faulty_plugin_is_listed_with_its_reason_and_the_rest_works(site, drafter, caplog, source, reason) -> None:
     site.add("faulty", source, distribution="faulty-dist", version="3.2")
     site.add("good", drafter("good"))
-    extensions = load_extensions(EngineConfig(), env={})
+    extensions = load_extensions(EngineConfig())
     assert [str(broken.origin) for broken in extensions.broken] == ["faulty (faulty-dist 3.2)"]
     assert reason in extensions.broken[0].reason
     assert "good" in extensions.drafters
@@ -107,9 +107,9 @@ def test_strict_makes_every_broken_plugin_an_error(site) -> None:
     site.add("faulty", "raise ValueError('no luck')\n")
     for value in ("1", "true"):
         with pytest.raises(PluginError, match=r"faulty \(dist-faulty 1.0\) is broken: .*no luck"):
-            load_extensions(EngineConfig(), env={"OCTAVO_STRICT_PLUGINS": value})
-    for value in ("0", "", "false"):
-        load_extensions(EngineConfig(), env={"OCTAVO_STRICT_PLUGINS": value})
+            load_extensions(resolve_settings(env={"OCTAVO_STRICT_PLUGINS": value}).config)
+    for value in ("0", "false"):
+        load_extensions(resolve_settings(env={"OCTAVO_STRICT_PLUGINS": value}).config)
 
 
 def test_a_plugin_that_the_configuration_asks_for_must_work(site) -> None:
@@ -117,7 +117,7 @@ def test_a_plugin_that_the_configuration_asks_for_must_work(site) -> None:
     with pytest.raises(
         PluginError, match=r"faulty \(dist-faulty 7\) is broken: importing it failed: ValueError"
     ) as raised:
-        load_extensions(EngineConfig(plugins={"faulty": {"window": 3}}), env={})
+        load_extensions(EngineConfig(plugins={"faulty": {"window": 3}}))
     assert isinstance(raised.value.__cause__, ValueError)
 
 
@@ -126,13 +126,13 @@ def test_a_named_thing_that_a_broken_plugin_might_offer(site) -> None:
     config = EngineConfig()
     config = type(config)(speculation=type(config.speculation)(drafter="ngram"))
     with pytest.raises(PluginError, match=r"no drafter is called 'ngram'.*there is: none \[builtin\].*faulty.*no luck"):
-        load_extensions(config, env={})
+        load_extensions(config)
 
 
 def test_keyboard_interrupt_passes(site) -> None:
     site.add("faulty", "raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
-        load_extensions(EngineConfig(), env={})
+        load_extensions(EngineConfig())
 
 
 def test_half_a_registration_is_rolled_back(site) -> None:
@@ -154,7 +154,7 @@ def octavo_register_models():
     raise RuntimeError("third hook")
 """
     site.add("half", source)
-    extensions = load_extensions(EngineConfig(), env={})
+    extensions = load_extensions(EngineConfig())
     assert "half" not in extensions.drafters
     assert [maker.origin.plugin for maker in extensions.verifier_makers] == ["builtin"]
     assert "half" not in extensions.options
@@ -164,7 +164,7 @@ def test_imported_modules_and_optional_hooks_are_no_fault(site, drafter) -> None
     extra = "\nimport types\noctavo_helpers = types.ModuleType('octavo_helpers')\n"
     extra += "@hookimpl(optionalhook=True)\ndef octavo_of_a_later_release():\n    return 1\n"
     site.add("good", drafter("good") + extra)
-    extensions = load_extensions(EngineConfig(), env={})
+    extensions = load_extensions(EngineConfig())
     assert "good" in extensions.drafters
     assert not extensions.broken
 
@@ -186,7 +186,7 @@ def test_imported_modules_and_optional_hooks_are_no_fault(site, drafter) -> None
 )
 def test_the_version_is_checked_before_the_import(site, drafter, requires, reason) -> None:
     module = site.add("picky", drafter("picky"), requires=requires)
-    extensions = load_extensions(EngineConfig(), env={})
+    extensions = load_extensions(EngineConfig())
     assert (module in sys.modules) == ("picky" in extensions.drafters) == (not reason)
     if reason:
         assert reason in extensions.broken[0].reason
@@ -196,7 +196,7 @@ def test_survey_raises_nothing_and_doctor_has_a_mend_for_each(site) -> None:
     for name, (source, _) in FAULTS.items():
         site.add(name.replace(" ", "_"), source)
     site.add("skewed", "", requires=("octavo>=9",))
-    problems = survey(EngineConfig(), env={}).problems()
+    problems = survey(EngineConfig()).problems()
     told = {problem.plugin: problem for problem in problems}
     assert {name.replace(" ", "_") for name in FAULTS} | {"skewed"} == set(told) - {""}
     assert all(problem.mend for problem in problems)
@@ -217,7 +217,7 @@ def test_a_damaged_installation_is_a_broken_plugin(site, metadata, entry_points)
     (info / "entry_points.txt").write_text(entry_points)
     if metadata is not None:
         (info / "METADATA").write_text(metadata)
-    (broken,) = load_extensions(EngineConfig(), env={}).broken
+    (broken,) = load_extensions(EngineConfig()).broken
     assert broken.origin.plugin == "damaged"
     assert "its installation is damaged" in broken.reason
     assert broken.mend == "install it again"

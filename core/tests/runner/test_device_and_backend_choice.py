@@ -94,7 +94,7 @@ def choice(dtype: str = "float32") -> DeviceChoice:
 
 
 def extensions_with(*plugins: Any) -> Extensions:
-    return load_extensions(EngineConfig(autoload_plugins=False), plugins=plugins, env={})
+    return load_extensions(EngineConfig(autoload_plugins=False), plugins=plugins)
 
 
 def chosen(plugin: Backends, configured: str = "auto", *layers: AttentionLayerParams) -> tuple[str, str]:

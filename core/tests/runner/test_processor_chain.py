@@ -75,7 +75,7 @@ class Setup:
         self.log: list[Any] = []
         self.plugins = {name: Recorder(name, order, self.log, always) for name, order, always in specs}
         config = EngineConfig(autoload_plugins=False)
-        self.extensions = load_extensions(config, plugins=[Recorders(list(self.plugins.values()))], env={})
+        self.extensions = load_extensions(config, plugins=[Recorders(list(self.plugins.values()))])
         self.configured = configured
         self.chain: ProcessorChain
 

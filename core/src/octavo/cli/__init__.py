@@ -6,6 +6,7 @@ is imported, and nothing here imports torch.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from octavo.cli.parser import Parser, add_shared_options, early_options, split_command
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, OctavoError, PluginError
+from octavo.errors import ConfigError, OctavoError, PluginError, one_line
 from octavo.extensions import Offer, Registry
 from octavo.plugins import Survey, resolve_settings, survey
 from octavo.spec import Command, load_factory
@@ -27,12 +28,14 @@ EXIT_BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `octavo` with `argv` (default: the process's arguments); the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows `?` for it
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except OctavoError as error:
-        print(f"octavo: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"octavo: error: {one_line(error)}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -90,7 +93,7 @@ def _help(globals_: list[str]) -> int:
     try:
         found = _survey(globals_)
     except ConfigError:  # help must come whatever is wrong
-        found = survey(EngineConfig(autoload_plugins=False), env={})
+        found = survey(EngineConfig(autoload_plugins=False))
     width = max(len(name) for name in found.extensions.commands)
     print("usage: octavo [--version] [--help] [--config FILE] [--disable-plugin NAME] COMMAND ...\n\ncommands:")
     for name, offer in found.extensions.commands.items():

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.sampling_options import add_sampling_options, keep_printing, sampling_changes
+from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.request import FinishReason
 
@@ -28,7 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     changes = sampling_changes(arguments)
-    keep_printing()
 
     from octavo.engine import LLM
 

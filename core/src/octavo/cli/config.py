@@ -1,4 +1,4 @@
-"""`octavo config`: the resulting configuration, where each value came from, and its JSON schema.
+"""`octavo config`: the resulting configuration, and where each value came from.
 
 Owns: how they are printed. Must never know: how they are merged.
 """
@@ -19,7 +19,6 @@ from octavo.plugins import Settings, leaves_of, load_extensions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=("show", "schema"), default="show")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_options(parser)
 
@@ -27,9 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     extensions = load_extensions(settings.config, sources=settings.sources)
-    if arguments.action == "schema":
-        print(json.dumps(_schema(extensions), indent=2))
-        return 0
     values = _values(settings, extensions)
     if arguments.json:
         found = {key: {"value": value, "source": source} for key, value, source in values}
@@ -55,17 +51,3 @@ def _values(settings: Settings, extensions: Extensions) -> list[tuple[str, Any, 
             key = f"plugins.{plugin}.{leaf}"
             found.append((key, getattr(options, leaf), settings.sources.get(key, "default")))
     return found
-
-
-def _schema(extensions: Extensions) -> dict[str, Any]:
-    """JSON schema of a configuration file, with the options of the plugins that are loaded."""
-    kinds = {plugin: type(options) for plugin, options in sorted(extensions.options.items())}
-    (tree, *options), parts = msgspec.json.schema_components(
-        [EngineConfig, *kinds.values()], ref_template="#/$defs/{name}"
-    )
-    root = parts[EngineConfig.__name__]
-    root["properties"]["plugins"] |= {
-        "properties": dict(zip(kinds, options, strict=True)),
-        "additionalProperties": False,
-    }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "$defs": parts}

@@ -6,13 +6,14 @@ Owns: the command's arguments and output. Must never know: how anything is compu
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import Any
 
 import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
-from octavo.cli.sampling_options import add_sampling_options, keep_printing, read_lines, sampling_changes
+from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError
 
 _DEFAULT_MAX_TOKENS = 64
@@ -31,12 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit code 0, or 1 if a request failed after it was accepted."""
     prompts = list(arguments.prompts)
     if arguments.file is not None or (not prompts and not sys.stdin.isatty()):
-        prompts += read_lines(arguments.file or "-")
+        prompts += _read_lines(arguments.file or "-")
     if not prompts:
         raise ConfigError('no prompt: octavo generate "The capital of France is", or --file FILE')
     settings = settings_from(arguments)
     changes = sampling_changes(arguments)
-    keep_printing()
 
     from octavo.engine import LLM
 
@@ -48,6 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
                 print(_json_line(output) if arguments.json else _plain(output, not arguments.no_echo))
             return _exit_code(outputs)
         return _stream(llm, prompts[0], params, echo=not arguments.no_echo)
+
+
+def _read_lines(file: str) -> list[str]:
+    """The non-empty lines of a file, `-` being standard input. Raises `ConfigError` if it cannot be read as UTF-8."""
+    try:
+        if file == "-":
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
+        else:
+            with open(file, encoding="utf-8-sig") as handle:
+                text = handle.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read prompts from {file!r}: {error}") from error
+    # str.splitlines would also cut at form feeds and the like, which may stand in a prompt
+    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None) if line.strip()]
 
 
 def _stream(llm: Any, prompt: str, params: Any, echo: bool) -> int:

@@ -6,7 +6,6 @@ Owns: the flags. Must never know: what a key means; the tree itself says its typ
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from octavo.cli.parser import SETTING
@@ -39,19 +38,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         flags = [_SHORT[key], dashed] if key in _SHORT else [dashed]
         text = f"{leaf.help} ({leaf.type_name}; default: {shown(leaf.default)})".replace("%", "%%")
         groups[section].add_argument(*flags, help=text, **settings)
-        underscored = sorted({flag for flag in (f"--{key}", _underscored(_SHORT.get(key, ""))) if flag} - set(flags))
-        if underscored:
-            parser.add_argument(*underscored, help=argparse.SUPPRESS, **settings)
+        if dashed != f"--{key}":  # as files and `octavo config` spell it
+            parser.add_argument(f"--{key}", help=argparse.SUPPRESS, **settings)
 
 
-def settings_from(arguments: argparse.Namespace, keywords: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of a parsed command line, over file and environment; `keywords` go over all of them."""
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """The settings of a parsed command line, over file and environment."""
     given = {key.removeprefix(SETTING): value for key, value in vars(arguments).items() if key.startswith(SETTING)}
     disabled = getattr(arguments, "disable_plugin", [])
     if disabled:
         given["disable_plugins"] = ",".join(disabled)
-    return resolve_settings(getattr(arguments, "config", None), command_line=given, keywords=keywords)
-
-
-def _underscored(flag: str) -> str:
-    return f"--{flag.removeprefix('--').replace('-', '_')}" if flag else ""
+    return resolve_settings(getattr(arguments, "config", None), command_line=given)

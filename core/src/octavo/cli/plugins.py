@@ -63,12 +63,9 @@ def _offers(report: PluginReport) -> str:
     for offer in report.offers:
         kinds.setdefault(offer.kind, []).append(offer.name)
     parts = [f"{kind}: {', '.join(names)}" for kind, names in kinds.items()]
-    parts += [hook.removeprefix("octavo_").replace("_", " ") for hook in report.hooks if _is_maker(hook)]
+    makers = [hook for hook in report.hooks if hook.startswith(("octavo_make_", "octavo_choose_"))]
+    parts += [hook.removeprefix("octavo_").replace("_", " ") for hook in makers]
     return "; ".join(parts)
-
-
-def _is_maker(hook: str) -> bool:
-    return hook.startswith(("octavo_make_", "octavo_choose_"))
 
 
 def _details(report: PluginReport) -> str:

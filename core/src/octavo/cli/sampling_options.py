@@ -6,11 +6,8 @@ Owns: the flags of `octavo generate` and `octavo chat`. Must never know: engines
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 from typing import Any
 
-from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 
 _NUMBERS = {
@@ -47,23 +44,3 @@ def sampling_changes(arguments: argparse.Namespace) -> dict[str, Any]:
     changes = {"max_tokens": arguments.default_max_tokens} | given
     SamplingParams(**changes)  # refuses bad values before a model is loaded
     return changes
-
-
-def keep_printing() -> None:
-    """Let standard output show `?` for characters that its encoding lacks, instead of failing on them."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
-def read_lines(file: str) -> list[str]:
-    """The non-empty lines of a file, `-` being standard input. Raises `ConfigError` if it cannot be read as UTF-8."""
-    try:
-        if file == "-":
-            text = sys.stdin.buffer.read().decode("utf-8-sig")
-        else:
-            with open(file, encoding="utf-8-sig") as handle:
-                text = handle.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {file!r}: {error}") from error
-    # str.splitlines would also cut at form feeds and the like, which may stand in a prompt
-    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None) if line.strip()]

@@ -7,6 +7,7 @@ scheduling, torch.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
@@ -37,7 +38,6 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._pieces: list[str] = []
         self._byte_values: dict[int, int | None] = {}
         self._window: list[int] = []
         """The last tokens that are not fallback bytes."""
@@ -52,25 +52,13 @@ class IncrementalDetokenizer:
         """How many of them came from the prompt."""
         self._prime(prompt_token_ids)
 
-    @property
-    def text(self) -> str:
-        """All pieces so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
-
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add for certain."""
-        return self._add("".join([self._push_token(token_id) for token_id in token_ids]))
+        return "".join([self._push_token(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         """What was held back, as it decodes if nothing follows."""
-        return self._add(self._end_run() + self._settle_window())
-
-    def _add(self, piece: str) -> str:
-        if piece:
-            self._pieces.append(piece)
-        return piece
+        return self._end_run() + self._settle_window()
 
     def _is_skipped(self, token_id: int) -> bool:
         if not 0 <= token_id < self._tokenizer.vocab_size:  # padding of the vocabulary: spells nothing
@@ -172,23 +160,15 @@ class StopStringMatcher:
     """Finds the first stop string to be completed, in text that comes in pieces of any size.
 
     The result does not depend on the pieces. Of several strings completed by the same character the first in list
-    order counts. Text that may be the beginning of a stop string is held back. Time for each character is constant
-    whatever the number of strings: Aho and Corasick, "Efficient string matching", CACM 18(6), 1975, section 2.
+    order counts. Text that may be the beginning of a stop string is held back, and no more than that.
     """
 
     def __init__(self, stop: Sequence[str], include_stop: bool = False) -> None:
         self._stop = tuple(stop)
+        self._sorted = sorted(stop)
+        self._longest = max(map(len, stop))
         self._include_stop = include_stop
-        self._goto: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        self._depth = [0]
-        self._match: list[int | None] = [None]
-        """Index of the first stop string that each state completes."""
-        self._state = 0
         self._held = ""
-        for index, string in enumerate(self._stop):
-            self._insert(index, string)
-        self._link()
 
     def push(self, text: str, enabled: bool = True) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that ended it, if one did.
@@ -197,53 +177,22 @@ class StopStringMatcher:
         that are completed are passed over.
         """
         pending = self._held + text
-        start = len(self._held)
-        for offset, character in enumerate(text, start=start + 1):
-            self._step(character)
-            index = self._match[self._state]
-            if index is not None and enabled:
-                stop = self._stop[index]
-                self._state, self._held = 0, ""
-                return pending[: offset if self._include_stop else offset - len(stop)], stop
-        settled = len(pending) - self._depth[self._state]
+        for end in range(len(self._held) + 1, len(pending) + 1):
+            if enabled and pending.endswith(self._stop, 0, end):
+                stop = next(stop for stop in self._stop if pending.endswith(stop, 0, end))
+                self._held = ""
+                return pending[: end if self._include_stop else end - len(stop)], stop
+        settled = max(0, len(pending) - self._longest)
+        while settled < len(pending) and not self._begins_a_stop(pending[settled:]):
+            settled += 1
         self._held = pending[settled:]
         return pending[:settled], None
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
-        held, self._held, self._state = self._held, "", 0
+        held, self._held = self._held, ""
         return held
 
-    def _insert(self, index: int, string: str) -> None:
-        state = 0
-        for character in string:
-            following = self._goto[state].get(character)
-            if following is None:
-                following = len(self._goto)
-                self._goto[state][character] = following
-                self._goto.append({})
-                self._fail.append(0)
-                self._depth.append(self._depth[state] + 1)
-                self._match.append(None)
-            state = following
-        if self._match[state] is None:
-            self._match[state] = index
-
-    def _link(self) -> None:
-        """Point each state to the longest proper suffix of its text that is a state too, breadth first."""
-        queue = deque(self._goto[0].values())
-        while queue:
-            state = queue.popleft()
-            for character, following in self._goto[state].items():
-                queue.append(following)
-                fallback = self._fail[state]
-                while fallback and character not in self._goto[fallback]:
-                    fallback = self._fail[fallback]
-                self._fail[following] = self._goto[fallback].get(character, 0)
-                found = [m for m in (self._match[following], self._match[self._fail[following]]) if m is not None]
-                self._match[following] = min(found, default=None)
-
-    def _step(self, character: str) -> None:
-        while self._state and character not in self._goto[self._state]:
-            self._state = self._fail[self._state]
-        self._state = self._goto[self._state].get(character, 0)
+    def _begins_a_stop(self, tail: str) -> bool:
+        position = bisect_left(self._sorted, tail)  # strings that begin with `tail` stand together from here on
+        return position < len(self._sorted) and self._sorted[position].startswith(tail)

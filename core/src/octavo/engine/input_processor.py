@@ -14,14 +14,14 @@ from typing import Any
 from octavo.errors import InvalidRequestError, ModelLoadError
 from octavo.extensions import Registry
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, whole_number
 from octavo.spec import LogitsProcessorEntry, Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt` and `adapter`."""
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt`."""
 
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "adapter"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
 class InputProcessor:
@@ -67,7 +67,7 @@ class InputProcessor:
 
     def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         """Raises `InvalidRequestError` for whatever the model cannot take."""
-        text, token_ids, extras = self._split(prompt)
+        text, token_ids, cache_salt = self._split(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt", "is empty; give at least one token")
         self._check_ids("prompt", token_ids)
@@ -87,44 +87,40 @@ class InputProcessor:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival_time=time.monotonic(),
             prompt=text,
-            **extras,
+            cache_salt=cache_salt,
         )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
-        if not messages:
-            raise InvalidRequestError("messages", "is empty; give at least one message")
         tokenizer = self._need_tokenizer("messages")
         text = tokenizer.apply_chat_template(messages, **template_options)
         return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
-    def _split(self, prompt: Prompt) -> tuple[str | None, list[int], dict[str, Any]]:
-        extras: dict[str, Any] = {}
-        text, token_ids = None, None
+    def _split(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+        """Text (None if only token ids were given), token ids and cache salt."""
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - _PROMPT_KEYS
             if unknown:
                 raise InvalidRequestError("prompt", f"unknown key {min(unknown)!r}; known: {sorted(_PROMPT_KEYS)}")
-            extras = {k: prompt[k] for k in ("cache_salt", "adapter") if prompt.get(k) is not None}
-            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        elif isinstance(prompt, str):
-            text = prompt
+            text, given, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         else:
-            token_ids = prompt
-        if isinstance(token_ids, bytes | bytearray):
-            raise InvalidRequestError("prompt", "must be text or token ids, got bytes; decode them")
-        if any(not isinstance(v, str) for v in extras.values()):
-            raise InvalidRequestError("prompt", "cache_salt and adapter must be text")
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequestError("prompt", f"must be text or token ids, got {type(text).__name__}")
-        if token_ids is None:
-            if text is None:
-                raise InvalidRequestError("prompt", "must be text or token ids")
-            return text, self._need_tokenizer("prompt").encode(text), extras
+            text, given, salt = (prompt, None, None) if isinstance(prompt, str) else (None, prompt, None)
+        for name, value in (("prompt", text), ("cache_salt", salt)):
+            if value is not None and not isinstance(value, str):
+                raise InvalidRequestError("prompt", f"{name} must be text, got {type(value).__name__}")
+        if given is None and text is not None:
+            return text, self._need_tokenizer("prompt").encode(text), salt
+        wrong = InvalidRequestError("prompt", f"must be text or token ids, got {type(given).__name__}")
+        if given is None or isinstance(given, bytes | bytearray):
+            raise wrong
         try:
-            return text, [_whole(i) for i in token_ids], extras
-        except TypeError:
-            raise InvalidRequestError("prompt", "token ids must be a list of whole numbers") from None
+            numbers = [whole_number(i) for i in given]
+        except TypeError:  # nothing to iterate over
+            raise wrong from None
+        token_ids = [i for i in numbers if i is not None]
+        if len(token_ids) < len(numbers):
+            raise InvalidRequestError("prompt", "token ids must be a list of whole numbers")
+        return text, token_ids, salt
 
     def _check_params(self, params: SamplingParams) -> SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
@@ -166,10 +162,3 @@ class InputProcessor:
         self._num_seedless += 1
         digest = hashlib.sha256(f"{self._seed}:{self._num_seedless}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _whole(value: Any) -> int:
-    """A token id as an int; numpy's integers are welcome, truth values and fractions are not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(value)
-    return value.__index__()

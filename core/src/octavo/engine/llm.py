@@ -191,7 +191,8 @@ def _as_batch(prompts: Any) -> Sequence[Any]:
     """The prompts as a list; text, bytes, a mapping or a flat list of token ids is one prompt."""
     if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
-    if not (hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")):
+    is_list = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
+    if not is_list or getattr(prompts, "ndim", 1) == 0:  # an array without dimensions has no length
         raise InvalidRequestError("prompt", f"must be text, token ids or a list of these, got {type(prompts).__name__}")
     # arrays and tensors have __index__ too, but only those without dimensions are numbers
     is_ids = len(prompts) > 0 and hasattr(prompts[0], "__index__") and getattr(prompts[0], "ndim", 0) == 0

@@ -96,9 +96,6 @@ class KVCacheManager:
         """The empty tables of a new sequence."""
         return SequenceBlocks(len(self.groups))
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        return num_tokens <= self.capacity_tokens
-
     def find_hit(self, sequence: KVSequence) -> PrefixHit:
         """The longest prefix that every group has cached; at least one token is left to compute.
 

@@ -1,5 +1,5 @@
 """From a path to a model that is ready to run, and its tokenizer.
 
-Owns: finding files, reading safetensors folders, filling parameters, tokenizers. Must never know: engines,
-schedulers, how a model computes. Import its modules by name: `locate` and `model_config` need no torch.
+Owns: finding files, filling parameters, tokenizers. Must never know: file formats, engines, schedulers, how a model
+computes. Import its modules by name: `locate` and `model_config` need no torch.
 """

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,33 +118,22 @@ def fill_model(model: Any, source: ModelSource, dtype: torch.dtype) -> None:
 
 def _plan(model: Any, source: ModelSource) -> dict[str, Slot]:
     """The slot of each tensor that the model wants. Raises `ModelLoadError` unless all slots are met exactly once."""
-    wanted = {(name, i) for name, _ in _tensors_to_fill(model) for i in range(_num_shards(model, name))}
-    ignored = re.compile("|".join(f"(?:{p})" for p in (*ALWAYS_IGNORED, *model.ignored_weights())))
-    rename = _renamer(model.packed_modules)
+    counts = Counter(source.tensor_names())
     slots: dict[str, Slot] = {}
-    filled: set[tuple[str, int]] = set()
-    surplus: list[str] = []
-    repeated: list[str] = []
-    for name in source.tensor_names():
-        if ignored.fullmatch(name):
-            continue
-        slot = rename(name)
-        parts = [slot.shard] if slot.shard is not None else range(_num_shards(model, slot.parameter))
-        keys = {(slot.parameter, part) for part in parts}
-        if not keys or not keys <= wanted:
-            surplus.append(name)
-        elif keys & filled or name in slots:
-            repeated.append(name)
+    for parameter in _names_to_fill(model):
+        parts = _part_names(parameter, model.packed_modules)
+        if parts and parameter not in counts:
+            slots |= {name: Slot(parameter, shard) for shard, name in enumerate(parts)}
         else:
-            filled |= keys
-            slots[name] = slot
-    missing = [_checkpoint_name(model, *key) for key in sorted(wanted - filled)]
+            slots[parameter] = Slot(parameter, None)
+    ignored = re.compile("|".join(f"(?:{p})" for p in (*ALWAYS_IGNORED, *model.ignored_weights())))
+    counts = {name: count for name, count in counts.items() if not ignored.fullmatch(name)}
     problems = [
         f"{what}: {_few(names)}"
         for what, names in (
-            ("missing from the weights", missing),
-            ("in the weights but unknown to the model", surplus),
-            ("in the weights twice", repeated),
+            ("missing from the weights", [name for name in slots if name not in counts]),
+            ("in the weights but unknown to the model", [name for name in counts if name not in slots]),
+            ("in the weights twice", [name for name, count in counts.items() if count > 1]),
         )
         if names
     ]
@@ -152,50 +142,28 @@ def _plan(model: Any, source: ModelSource) -> dict[str, Slot]:
     return slots
 
 
-def _tensors_to_fill(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+def _names_to_fill(model: nn.Module) -> Iterable[str]:
     """Parameters and persistent buffers; shared ones once, under their first name."""
     persistent = model.state_dict(keep_vars=True).keys()
-    yield from model.named_parameters()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    yield from (name for name, _ in model.named_parameters())
+    yield from (name for name, _ in model.named_buffers() if name in persistent)
 
 
-def _module_of(model: nn.Module, parameter: str) -> tuple[nn.Module | None, str]:
-    path, _, leaf = parameter.rpartition(".")
-    try:
-        return model.get_submodule(path), leaf
-    except AttributeError:
-        return None, leaf
+def _part_names(parameter: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of the tensors that a fused parameter is loaded from; none if it is not fused.
 
-
-def _num_shards(model: nn.Module, parameter: str) -> int:
-    return getattr(_module_of(model, parameter)[0], "num_shards", 1)
-
-
-def _renamer(packed_modules: Mapping[str, Sequence[str]]) -> Callable[[str], Slot]:
-    """Checkpoint name to slot: `q_proj` of `{"qkv_proj": ("q_proj", …)}` is shard 0 of `qkv_proj`."""
-    packed = {part: (fused, i) for fused, parts in packed_modules.items() for i, part in enumerate(parts)}
-
-    def rename(name: str) -> Slot:
-        parts = name.split(".")
-        for position, part in enumerate(parts):
-            if part in packed:
-                fused, shard = packed[part]
-                return Slot(".".join((*parts[:position], fused, *parts[position + 1 :])), shard)
-        return Slot(name, None)
-
-    return rename
-
-
-def _checkpoint_name(model: Any, parameter: str, shard: int) -> str:
-    """The name under which the missing part would stand in the checkpoint."""
-    parts = parameter.split(".")
-    named = [model.packed_modules[p][shard] if p in model.packed_modules else p for p in parts]
-    return ".".join(named)
+    `a.qkv_proj.bias` is made of `a.q_proj.bias`, … under `{"qkv_proj": ("q_proj", …)}`.
+    """
+    path = parameter.split(".")
+    fused = next((i for i, part in enumerate(path) if part in packed_modules), None)
+    if fused is None:
+        return []
+    return [".".join((*path[:fused], part, *path[fused + 1 :])) for part in packed_modules[path[fused]]]
 
 
 def _fill(model: nn.Module, slot: Slot, tensor: torch.Tensor) -> None:
-    module, leaf = _module_of(model, slot.parameter)
-    assert module is not None
+    path, _, leaf = slot.parameter.rpartition(".")
+    module = model.get_submodule(path)
     load_weight: Any = getattr(module, "load_weight", None)
     if load_weight is not None:
         load_weight(leaf, tensor, slot.shard)

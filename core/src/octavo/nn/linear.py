@@ -50,7 +50,6 @@ class MergedColumnLinear(nn.Module):
     ) -> None:
         """Shard i is cut into `num_parts[i]` equal parts, of which this rank keeps number `part[i]`."""
         self.in_size, self.out_sizes = in_size, out_sizes
-        self.num_shards = len(out_sizes)
         self._part = part
         self.split_sizes = tuple(
             share_of(size, parts, "the output size of a layer")

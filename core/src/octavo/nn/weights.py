@@ -1,8 +1,8 @@
 """How a layer's parameters are made and filled, whole or in shards.
 
 A layer that holds a shard has `load_weight(parameter, tensor, shard=None)`, which takes the *whole* tensor of the
-checkpoint and keeps its rank's part. A fused layer also has `num_shards`: how many checkpoint tensors each of its
-parameters is made of; `shard` then says which one comes. Layers without `load_weight` are filled as they are.
+checkpoint and keeps its rank's part. For a fused layer `shard` says which of the tensors that it is made of comes;
+None is one that is fused already. Layers without `load_weight` are filled as they are.
 
 Owns: these helpers. Must never know: names of tensors or where they come from.
 """

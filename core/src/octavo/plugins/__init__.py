@@ -6,7 +6,6 @@ Owns: `load_extensions`, `survey`, `resolve_settings`. Must never know: what the
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 
 from octavo.config import EngineConfig
@@ -15,7 +14,7 @@ from octavo.extensions import Extensions
 from octavo.plugins.keys import Leaf, leaves_of, parse_bytes
 from octavo.plugins.report import PluginReport, Problem, Survey
 from octavo.plugins.resolve import resolve
-from octavo.plugins.settings import Settings, resolve_settings, strict_plugins
+from octavo.plugins.settings import Settings, resolve_settings
 
 __all__ = [
     "Leaf",
@@ -36,7 +35,6 @@ logger = logging.getLogger("octavo.plugins")
 def load_extensions(
     config: EngineConfig,
     plugins: Sequence[object] = (),
-    env: Mapping[str, str] | None = None,
     *,
     only: Collection[str] | None = None,
     sources: Mapping[str, str] | None = None,
@@ -45,24 +43,23 @@ def load_extensions(
 
     `plugins` are modules or objects with hooks, besides those installed. `only` names exactly the plugins to load:
     a worker process passes the names in its parent's `Extensions.plugins`. `sources` (of `Settings`) lets errors say
-    where an option came from. A plugin that is merely installed and fails gets one warning; with
-    `OCTAVO_STRICT_PLUGINS=1` it is an error.
+    where an option came from. A plugin that is merely installed and fails gets one warning; under `strict_plugins` it
+    is an error.
 
     Raises `PluginError` for a plugin that was asked for and fails and for names taken twice, `ConfigError` for
     unknown plugins and options.
     """
-    env = os.environ if env is None else env
-    state, extensions = resolve(config, plugins, env, only, sources)
+    state, extensions = resolve(config, plugins, only, sources)
     if state.errors:
         raise state.errors[0]
-    if extensions.broken and strict_plugins(env):
+    if extensions.broken and config.strict_plugins:
         raise PluginError("; ".join(str(broken) for broken in extensions.broken))
     for broken in extensions.broken:
         logger.warning("%s", broken)
     return extensions
 
 
-def survey(config: EngineConfig, plugins: Sequence[object] = (), env: Mapping[str, str] | None = None) -> Survey:
+def survey(config: EngineConfig, plugins: Sequence[object] = ()) -> Survey:
     """What there is, whatever is wrong with it: for `octavo plugins` and to find commands. Raises and logs nothing."""
-    state, extensions = resolve(config, plugins, os.environ if env is None else env)
+    state, extensions = resolve(config, plugins)
     return Survey(config, extensions, state)

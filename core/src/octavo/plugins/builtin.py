@@ -7,7 +7,6 @@ it is used.
 from __future__ import annotations
 
 from octavo.hookspecs import hookimpl
-from octavo.loading.locate import SAFETENSORS
 from octavo.spec import (
     Command,
     DrafterEntry,
@@ -18,7 +17,6 @@ from octavo.spec import (
     PlatformEntry,
     Verifier,
     WaitingQueue,
-    WeightFormatEntry,
     load_factory,
 )
 
@@ -61,11 +59,6 @@ def octavo_register_platforms() -> list[PlatformEntry]:
 @hookimpl
 def octavo_register_kv_policies() -> list[KVPolicyEntry]:
     return [KVPolicyEntry(spec_type=FullAttentionSpec, factory="octavo.kv.policies:FullAttentionPolicy")]
-
-
-@hookimpl
-def octavo_register_weight_formats() -> list[WeightFormatEntry]:
-    return [SAFETENSORS]
 
 
 @hookimpl

@@ -33,6 +33,8 @@ class Leaf:
     type: Any
     default: Any
     help: str
+    unit: str = ""
+    """`bytes` for a size; other numbers have none."""
 
     @property
     def members(self) -> tuple[Any, ...]:
@@ -56,7 +58,7 @@ class Leaf:
             result = msgspec.convert(parsed, self.type, strict=not text)
             if isinstance(result, float) and not math.isfinite(result):
                 raise ConfigError("must be a finite number")
-            if self.key == "cache.memory":
+            if self.unit == "bytes":
                 parse_bytes(result)
         except msgspec.ValidationError as error:
             raise ConfigError(self._message(self._explain(error, value), value, source)) from None
@@ -91,7 +93,10 @@ def leaves_of(section: type[Section], prefix: str = "") -> dict[str, Leaf]:
             leaves |= leaves_of(field.type, f"{key}.")
             continue
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-        leaves[key] = Leaf(key, field.type, default, _help(field.type))
+        metas = getattr(field.type, "__metadata__", ())
+        help_text = next((meta.description for meta in metas if meta.description), "")
+        unit = next((meta.extra["unit"] for meta in metas if "unit" in (meta.extra or {})), "")
+        leaves[key] = Leaf(key, field.type, default, help_text, unit)
     return leaves
 
 
@@ -116,11 +121,6 @@ def parse_bytes(size: str | int | None) -> int | None:
 
 def _plain(annotated: Any) -> Any:
     return typing.get_args(annotated)[0] if typing.get_origin(annotated) is typing.Annotated else annotated
-
-
-def _help(annotated: Any) -> str:
-    metas = getattr(annotated, "__metadata__", ())
-    return next((meta.description for meta in metas if getattr(meta, "description", None)), "")
 
 
 def _type_name(member: Any) -> str:

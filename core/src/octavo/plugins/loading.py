@@ -7,6 +7,7 @@ hook offers nothing at all.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
@@ -16,7 +17,7 @@ import pluggy
 
 from octavo import hookspecs
 from octavo.config import Section
-from octavo.errors import suggestion
+from octavo.errors import one_line, suggestion
 from octavo.extensions import Offer
 from octavo.plugins.discovery import BUILTIN, Candidate, PluginFault
 from octavo.plugins.keys import leaves_of
@@ -33,18 +34,11 @@ from octavo.spec import (
     WeightFormatEntry,
 )
 
-
-def _manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    return manager
-
-
 OPTIONS_HOOK = "octavo_options"
 HOOKS: Mapping[str, tuple[str, ...]] = {
-    name: caller.spec.argnames
-    for name, caller in vars(_manager().hook).items()
-    if isinstance(caller, pluggy.HookCaller) and caller.spec is not None
+    name: tuple(inspect.signature(hook).parameters)
+    for name, hook in vars(hookspecs).items()
+    if name.startswith("octavo_")
 }
 """Every hook and the arguments that it passes."""
 
@@ -87,8 +81,7 @@ class Loaded:
     """A plugin that passed every check."""
 
     candidate: Candidate
-    plugin: object
-    hooks: tuple[str, ...]
+    hooks: Mapping[str, pluggy.HookImpl]
     entries: Mapping[str, tuple[Any, ...]]
     """What it offers, by field of `Extensions`."""
     schema: type[Section] | None
@@ -105,7 +98,7 @@ def load(candidate: Candidate) -> Loaded:
     try:
         plugin = candidate.load()
     except (Exception, SystemExit) as error:  # a plugin may not end the program; Ctrl-C may
-        raise PluginFault(f"importing it failed: {type(error).__name__}: {_one_line(error)}") from error
+        raise PluginFault(f"importing it failed: {type(error).__name__}: {one_line(error)}") from error
     implementations = _implementations(plugin)
     if not implementations:
         raise PluginFault(f"it has no hooks; does its entry point name the right module? ({_describe(plugin)})")
@@ -115,7 +108,7 @@ def load(candidate: Candidate) -> Loaded:
         if hook in implementations
     }
     schema = _schema(implementations[OPTIONS_HOOK]) if OPTIONS_HOOK in implementations else None
-    return Loaded(candidate, plugin, tuple(sorted(implementations)), entries, schema)
+    return Loaded(candidate, implementations, entries, schema)
 
 
 def rank_makers(loaded: Sequence[Loaded]) -> dict[str, tuple[Offer[Callable[..., Any]], ...]]:
@@ -123,20 +116,18 @@ def rank_makers(loaded: Sequence[Loaded]) -> dict[str, tuple[Offer[Callable[...,
 
     By plugin name, built-ins last; `tryfirst` and `trylast` are respected.
     """
-    manager = _manager()
-    # pluggy asks whoever registered last first
-    for one in sorted(loaded, key=lambda one: (one.name == BUILTIN, one.name), reverse=True):
-        manager.register(one.plugin, one.name)
-    origins = {one.name: one.candidate.origin for one in loaded}
 
-    def offer(hook: str, implementation: pluggy.HookImpl) -> Offer[Callable[..., Any]]:
-        return Offer(_maker(hook, implementation), origins[implementation.plugin_name])
+    def rank(one: Loaded, hook: str) -> tuple[bool, bool, bool, str]:
+        implementation = one.hooks[hook]
+        return implementation.trylast, not implementation.tryfirst, one.name == BUILTIN, one.name
 
-    makers = {}
-    for hook, registry in MAKERS.items():
-        caller: pluggy.HookCaller = getattr(manager.hook, hook)
-        makers[registry] = tuple(offer(hook, implementation) for implementation in reversed(caller.get_hookimpls()))
-    return makers
+    return {
+        registry: tuple(
+            Offer(_maker(hook, one.hooks[hook]), one.candidate.origin)
+            for one in sorted((one for one in loaded if hook in one.hooks), key=lambda one: rank(one, hook))
+        )
+        for hook, registry in MAKERS.items()
+    }
 
 
 def _implementations(plugin: object) -> dict[str, pluggy.HookImpl]:
@@ -174,7 +165,7 @@ def _ask(hook: str, implementation: pluggy.HookImpl) -> Any:
         # a generator runs its body only now
         return tuple(answer) if hook != OPTIONS_HOOK and isinstance(answer, Iterable) else answer
     except (Exception, SystemExit) as error:
-        raise PluginFault(f"{hook} raised {type(error).__name__}: {_one_line(error)}") from error
+        raise PluginFault(f"{hook} raised {type(error).__name__}: {one_line(error)}") from error
 
 
 def _entries(hook: str, kind: Kind, implementation: pluggy.HookImpl) -> tuple[Any, ...]:
@@ -205,7 +196,7 @@ def _schema(implementation: pluggy.HookImpl) -> type[Section]:
         leaves = leaves_of(schema)
         schema()
     except (TypeError, NameError) as error:
-        raise PluginFault(f"its options need resolvable types and defaults: {_one_line(error)}") from error
+        raise PluginFault(f"its options need resolvable types and defaults: {one_line(error)}") from error
     if nested := next((key for key in leaves if "." in key), None):
         raise PluginFault(f"its options must be flat, not {nested}")
     return schema
@@ -233,7 +224,3 @@ def _describe(value: object) -> str:
     if isinstance(value, ModuleType):
         return f"module {value.__name__}"
     return repr(value) if value is None or isinstance(value, str | int) else f"a {type(value).__name__}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or "no message"

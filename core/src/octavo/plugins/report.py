@@ -99,7 +99,12 @@ class Survey:
                 problems.append(
                     Problem(offer.origin.plugin, f"attention backend {offer.entry.name!r} cannot run: {reason}", mend)
                 )
-        for registry, package in ((extensions.models, "llama"), (extensions.attention_backends, "torch-sdpa")):
+        needed = (
+            (extensions.models, "llama"),
+            (extensions.weight_formats, "safetensors"),
+            (extensions.attention_backends, "torch-sdpa"),
+        )
+        for registry, package in needed:
             if not registry:
                 mend = f"install one, for example octavo-{package}, and see that it is not disabled"
                 problems.append(Problem("", f"no installed plugin offers any {registry.kind}", mend))
@@ -121,7 +126,7 @@ class Survey:
             one.candidate.origin,
             one.candidate.requires,
             "active" if self._is_active(one) else "idle",
-            hooks=one.hooks,
+            hooks=tuple(sorted(one.hooks)),
             offers=tuple(offers),
             options=tuple(options),
         )

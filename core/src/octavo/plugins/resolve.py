@@ -21,7 +21,6 @@ from octavo.plugins import builtin
 from octavo.plugins.discovery import BUILTIN, CORE, Candidate, PluginFault, core_version, installed, passed_in
 from octavo.plugins.keys import leaves_of
 from octavo.plugins.loading import COLLECTING, Loaded, load, rank_makers
-from octavo.plugins.settings import disabled_in
 
 
 @dataclass(slots=True)
@@ -46,7 +45,6 @@ class Resolution:
 def resolve(
     config: EngineConfig,
     plugins: Sequence[object],
-    env: Mapping[str, str],
     only: Collection[str] | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> tuple[Resolution, Extensions]:
@@ -56,7 +54,7 @@ def resolve(
     candidates = _with_handed_over(found, plugins)
     state = Resolution(sorted((c for c in candidates if only is None or c.name in only), key=lambda c: c.name))
     if only is None:
-        _disable(state, config, env, complete=config.autoload_plugins)
+        _disable(state, config)
     else:
         _require(state, only)
     asked = set(config.plugins) | set(only or ()) | {c.name for c in state.candidates if c.passed_in}
@@ -76,22 +74,21 @@ def _with_handed_over(found: Sequence[Candidate], plugins: Sequence[object]) -> 
     return [*asked, *(passed_in(p) for p in plugins if not (isinstance(p, ModuleType) and p.__name__ in there))]
 
 
-def _disable(state: Resolution, config: EngineConfig, env: Mapping[str, str], *, complete: bool) -> None:
-    """Set aside what the configuration or the environment disables; `complete`: every plugin's name is known."""
+def _disable(state: Resolution, config: EngineConfig) -> None:
+    """Set aside what the configuration disables. Without autoload it may name plugins that nobody looked for."""
     names = {candidate.name for candidate in state.candidates}
-    unwanted = dict.fromkeys((*config.disable_plugins, *disabled_in(env)))
-    for name in unwanted:
+    for name in config.disable_plugins:
         if name == BUILTIN:
             state.errors.append(ConfigError(f"disable_plugins: {BUILTIN!r} is core itself and cannot be disabled"))
-        elif name not in names and complete:
+        elif name not in names and config.autoload_plugins:
             there = ", ".join(sorted(names)) or "none"
             state.errors.append(
                 ConfigError(
                     f"disable_plugins: no plugin is called {name!r}{suggestion(name, names)}; there is: {there}"
                 )
             )
-    state.disabled = [c for c in state.candidates if c.name in unwanted]
-    state.candidates = [c for c in state.candidates if c.name not in unwanted]
+    state.disabled = [c for c in state.candidates if c.name in config.disable_plugins]
+    state.candidates = [c for c in state.candidates if c.name not in config.disable_plugins]
 
 
 def _require(state: Resolution, only: Collection[str]) -> None:
@@ -125,11 +122,7 @@ def _load_all(state: Resolution, core: Candidate, asked: Collection[str]) -> Non
 
 def _load_one(state: Resolution, candidate: Candidate, asked: bool) -> None:
     try:
-        loaded = load(candidate)
-        twin = next((other for other in state.loaded.values() if other.plugin is loaded.plugin), None)
-        if twin:
-            raise PluginFault(f"it is the same object as plugin {twin.candidate.origin}")
-        state.loaded[candidate.name] = loaded
+        state.loaded[candidate.name] = load(candidate)
     except PluginFault as fault:
         state.break_plugin(candidate, fault)
         if asked:

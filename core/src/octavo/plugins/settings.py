@@ -10,23 +10,21 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from octavo.config import EngineConfig, Section
-from octavo.errors import ConfigError, suggestion
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, one_line, suggestion
 from octavo.plugins.discovery import installed
-from octavo.plugins.keys import Leaf, leaves_of, split_names
+from octavo.plugins.keys import Leaf, leaves_of
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
-DISABLE_VARIABLE = "OCTAVO_DISABLE_PLUGINS"
-STRICT_VARIABLE = "OCTAVO_STRICT_PLUGINS"
-RESERVED = (CONFIG_VARIABLE, DISABLE_VARIABLE, STRICT_VARIABLE, "OCTAVO_CACHE_DIR", "OCTAVO_LOG")
+RESERVED = (CONFIG_VARIABLE, "OCTAVO_CACHE_DIR", "OCTAVO_LOG")
 """Variables that are no configuration keys."""
 
 COMMAND_LINE = "command line"
@@ -57,13 +55,12 @@ def resolve_settings(
     env: Mapping[str, str] | None = None,
     command_line: Mapping[str, str] | None = None,
     keywords: Mapping[str, Any] | None = None,
-    known_plugins: Iterable[str] | None = None,
 ) -> Settings:
     """Merge every source; later ones win: defaults, `file`, `env`, `command_line`, `keywords`.
 
     `file` is TOML or YAML and defaults to `OCTAVO_CONFIG`. `env` defaults to the process's. `command_line` has dotted
     keys. `keywords` are those of `LLM(...)`: a section with a mapping, a leaf's own name, `model=path`, `plugins`.
-    `known_plugins` tells where a plugin's name ends in `OCTAVO_PLUGINS_…`; None looks at what is installed.
+    What is installed tells where a plugin's name ends in `OCTAVO_PLUGINS_…`.
     `disable_plugins` adds up over all sources. Raises `ConfigError` naming the key, its source and the nearest name.
     """
     env = os.environ if env is None else env
@@ -71,7 +68,7 @@ def resolve_settings(
     file = file if file is not None else env.get(CONFIG_VARIABLE) or None
     assignments = [
         *(_of_file(leaves, Path(file)) if file is not None else ()),
-        *_of_environment(leaves, env, known_plugins),
+        *_of_environment(leaves, env),
         *_of_command_line(leaves, command_line or {}),
         *_of_keywords(leaves, keywords or {}),
     ]
@@ -95,27 +92,12 @@ def resolve_settings(
     return Settings(_build(values, plugins), sources)
 
 
-def strict_plugins(env: Mapping[str, str]) -> bool:
-    """Whether any broken plugin is an error."""
-    return Leaf(STRICT_VARIABLE, bool, False, "").convert(env.get(STRICT_VARIABLE) or "0", "environment", text=True)
-
-
-def disabled_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Plugins that the environment disables."""
-    return split_names(env.get(DISABLE_VARIABLE, ""))
-
-
 def _build(values: Mapping[str, Any], plugins: dict[str, dict[str, Any]]) -> EngineConfig:
     tree: dict[str, Any] = {"plugins": plugins}
-    for field in msgspec.structs.fields(EngineConfig):
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            prefix = f"{field.name}."
-            tree[field.name] = field.type(
-                **{k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-            )
-        elif field.name in values:
-            tree[field.name] = values[field.name]
-    return EngineConfig(**tree)
+    for key, value in values.items():
+        section, dot, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if dot else tree)[name] = value
+    return msgspec.convert(tree, EngineConfig)
 
 
 def _of_file(leaves: Mapping[str, Leaf], path: Path) -> Iterator[Assignment]:
@@ -137,7 +119,7 @@ def _of_file(leaves: Mapping[str, Leaf], path: Path) -> Iterator[Assignment]:
         try:
             tree = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"configuration {source} is not valid YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"configuration {source} is not valid YAML: {one_line(error)}") from error
     else:
         raise ConfigError(f"configuration {source} must end in .toml, .yaml or .yml")
     tree = {} if tree is None else tree
@@ -147,19 +129,16 @@ def _of_file(leaves: Mapping[str, Leaf], path: Path) -> Iterator[Assignment]:
         yield from _branch(leaves, str(key), value, source)
 
 
-def _of_environment(
-    leaves: Mapping[str, Leaf], env: Mapping[str, str], known_plugins: Iterable[str] | None
-) -> Iterator[Assignment]:
+def _of_environment(leaves: Mapping[str, Leaf], env: Mapping[str, str]) -> Iterator[Assignment]:
     variables = {_variable(key): key for key in leaves if key != "plugins"}
     for variable, value in sorted(env.items()):
         source = f"environment {variable}"
-        if not variable.startswith(PREFIX) or (variable in RESERVED and variable != DISABLE_VARIABLE):
+        if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable in variables:
             yield Assignment(variables[variable], value, source, text=True)
         elif variable.startswith("OCTAVO_PLUGINS_"):
-            names = [c.name for c in installed(None)] if known_plugins is None else list(known_plugins)
-            yield Assignment(_plugin_key(variable, names), value, source, text=True)
+            yield Assignment(_plugin_key(variable), value, source, text=True)
         else:
             raise ConfigError(
                 f"unknown environment variable {variable}{suggestion(variable, (*variables, *RESERVED))}"
@@ -167,8 +146,9 @@ def _of_environment(
             )
 
 
-def _plugin_key(variable: str, names: list[str]) -> str:
-    for name in sorted(names, key=len, reverse=True):  # torch_sdpa before torch
+def _plugin_key(variable: str) -> str:
+    names = sorted((candidate.name for candidate in installed(None)), key=len, reverse=True)
+    for name in names:  # torch_sdpa before torch
         prefix = f"{_variable(f'plugins.{name}')}_"
         if variable.startswith(prefix) and variable != prefix:
             return f"plugins.{name}.{variable.removeprefix(prefix).lower()}"
@@ -192,15 +172,6 @@ def _of_command_line(leaves: Mapping[str, Leaf], command_line: Mapping[str, str]
 
 
 def _of_keywords(leaves: Mapping[str, Leaf], keywords: Mapping[str, Any]) -> Iterator[Assignment]:
-    seen: set[str] = set()
-    for given in _keyword_assignments(leaves, keywords):
-        if given.key in seen:
-            raise ConfigError(f"{given.key} is given twice in the keyword arguments")
-        seen.add(given.key)
-        yield given
-
-
-def _keyword_assignments(leaves: Mapping[str, Leaf], keywords: Mapping[str, Any]) -> Iterator[Assignment]:
     short: dict[str, list[str]] = {}
     for key in leaves:
         short.setdefault(key.rpartition(".")[2], []).append(key)

@@ -42,8 +42,6 @@ from octavo.step import Attachment, AttachRequest, SchedulerOutput, SequenceResu
 
 logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
 _PROMPT_LOGPROB_ROWS = 128
 """Logits of at most so many prompt positions are held at a time."""
 _UNMEASURED_PROFILE_TOKENS = 16
@@ -163,7 +161,7 @@ class ModelRunner:
             self._batch.add(sequence)
             self._processors.attach(sequence)
 
-    def poll(self, timeout: float) -> Sequence[Attachment]:
+    def poll(self, timeout: float = 0.0) -> Sequence[Attachment]:
         return self._processors.poll(timeout)
 
     def detach(self, sequence_ids: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ class ProcessorChain:
         self._registry = extensions.logits_processors
         self._make_context = make_context
         self._processors: dict[str, LogitsProcessor] = {}
-        offers = [*self._registry.values(), *(self._registry.find(name) for name in configured)]
-        self._for_all = [o.entry.name for o in offers if o.entry.always or o.entry.name in configured]
+        always = [name for name, offer in self._registry.items() if offer.entry.always]
+        self._for_all = list(dict.fromkeys([*always, *configured]))
         self._attached: dict[int, list[str]] = {}
         self._pending: dict[int, list[Future[Any]]] = {}
         self._settled: list[Attachment] = []

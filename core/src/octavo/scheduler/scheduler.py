@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field
 
 from octavo.config import SchedulerConfig
-from octavo.errors import InvalidRequestError
 from octavo.kv import KVCacheManager, PrefixHit
 from octavo.request import FinishReason, Request, TokenLogprobs
 from octavo.scheduler.sequence import Sequence, SequenceStatus
@@ -85,20 +84,9 @@ class Scheduler:
         return len(self._sequences) - len(self._running)
 
     def add(self, sequence_id: int, request: Request, child_index: int = 0) -> None:
-        """Take in a sequence; it waits for `mark_ready`.
-
-        Raises `InvalidRequestError` for a prompt that leaves no room for a token, however long it would wait.
-        """
+        """Take in a sequence whose prompt leaves room for a token; it waits for `mark_ready`."""
         assert sequence_id not in self._sequences, f"sequence {sequence_id} exists already"
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
-            raise InvalidRequestError("prompt", "is empty; give at least one token")
-        if num_tokens >= self.max_model_len:
-            raise InvalidRequestError(
-                "prompt",
-                f"has {num_tokens} tokens; with one generated token at most {self.max_model_len} fit (the model's "
-                f"length, or the KV cache of {self._kv.capacity_tokens} tokens): shorten it or raise cache.memory",
-            )
+        assert 0 < len(request.prompt_token_ids) < self.max_model_len, "the prompt is empty, or would wait for ever"
         blocks = self._kv.new_blocks()
         self._sequences[sequence_id] = Sequence(sequence_id, request, child_index, blocks, self.max_model_len)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.spec.kv import KVCacheSpec
+from octavo.spec.kv import FullAttentionSpec, KVCacheSpec
 
 if TYPE_CHECKING:
     import torch
@@ -45,17 +45,11 @@ class AttentionCapabilities:
     soft_cap: bool = False
     alibi: bool = False
     sinks: bool = False
-    graph_capture: bool = False
-    """Whether `forward` may be recorded in a captured device graph and replayed with new buffer contents."""
-    tree_mask: bool = False
-    """Whether drafts may form a tree instead of a chain."""
-    spec_types: tuple[type[KVCacheSpec], ...] = ()
-    """KV cache specs that it can read; empty: those of `FullAttentionSpec` and its subclasses."""
+    spec_types: tuple[type[KVCacheSpec], ...] = (FullAttentionSpec,)
+    """KV cache specs that it can read, with their subclasses."""
 
     def refusal(self, layer: AttentionLayerParams, spec: KVCacheSpec, device: str, dtype: str) -> str | None:
         """Why this backend cannot serve `layer`, in one clause, or None if it can."""
-        from octavo.spec.kv import FullAttentionSpec
-
         lacks = [
             (device not in self.devices, f"runs on {', '.join(sorted(self.devices))}, not {device}"),
             (dtype not in self.dtypes, f"computes in {', '.join(sorted(self.dtypes))}, not {dtype}"),
@@ -75,10 +69,7 @@ class AttentionCapabilities:
             (layer.soft_cap is not None and not self.soft_cap, "has no logit soft cap"),
             (layer.alibi_slopes is not None and not self.alibi, "has no alibi"),
             (layer.has_sinks and not self.sinks, "has no attention sinks"),
-            (
-                not isinstance(spec, self.spec_types or (FullAttentionSpec,)),
-                f"cannot read a KV cache of {type(spec).__name__}",
-            ),
+            (not isinstance(spec, self.spec_types), f"cannot read a KV cache of {type(spec).__name__}"),
         ]
         return next((reason for refused, reason in lacks if refused), None)
 

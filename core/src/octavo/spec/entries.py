@@ -82,10 +82,6 @@ class DrafterEntry:
 
     name: str
     factory: Factory
-    deterministic: bool = True
-    """Whether the same history always gets the same drafts."""
-    tree: bool = False
-    """Whether drafts form a tree; needs an attention backend with `tree_mask`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

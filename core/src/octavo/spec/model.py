@@ -55,8 +55,6 @@ class ForwardBatch:
     positions: torch.Tensor  # [num_tokens] int64
     attention: Sequence[Any]
     """The backend's metadata for each KV cache group: `attention[group_id]`."""
-    logit_indices: torch.Tensor | None = None  # [num_logit_rows] int64
-    """Which tokens' hidden states become logits."""
     adapter_ids: torch.Tensor | None = None  # [num_tokens] int32
     intermediate: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What an earlier pipeline stage passed on; tensors of [num_tokens, …]."""

@@ -74,7 +74,7 @@ def check_nothing_left(engine: Any) -> None:
     assert not engine.has_unfinished_requests
     assert not engine.core.has_work
     engine.check_integrity()
-    runner = engine.core._executor._runner
+    runner = engine.core._executor
     assert not runner._batch.sequences, "the runner still holds sequences"
     assert len(runner._batch._free_rows) == runner._config.scheduler.max_num_seqs, "the runner lost rows"
     chain = runner._processors

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from octavo.extensions import Extensions, Offer, Origin, Registry
+from octavo.config import EngineConfig
 from octavo.loading.loader import load_model
-from octavo.loading.safetensors import SafetensorsSource
 from octavo.nn import LocalCommunicator, attention_layers
+from octavo.plugins import load_extensions
 from octavo.spec import ForwardBatch, ModelContext
 from octavo.testing.dense_attention import DenseAttention
-from octavo_llama.plugin import octavo_register_models
+from octavo_llama import plugin
 
-ORIGIN = Origin("llama", "octavo-llama", "0.1.0")
+EXTENSIONS = load_extensions(EngineConfig(autoload_plugins=False), [plugin])
 
 
 class ThreadWorld:
@@ -46,23 +48,24 @@ class ThreadCommunicator:
         return torch.cat(self.world.exchange(self.rank, tensor), dim=-1)
 
 
-def extensions() -> Extensions:
-    empty = {
-        name: Registry(name, {})
-        for name in (
-            "weight_formats",
-            "attention_backends",
-            "kv_policies",
-            "drafters",
-            "logits_processors",
-            "executors",
-            "platforms",
-            "commands",
-            "model_transforms",
-        )
-    }
-    models = {entry.name: Offer(entry, ORIGIN) for entry in octavo_register_models()}
-    return Extensions(models=Registry("model architecture", models), **empty)
+class FolderSource:
+    """A `ModelSource` over a folder with one safetensors file, unchecked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder)
+        self.config = json.loads((folder / "config.json").read_text())
+        self.generation_config: dict = {}
+        self._tensors = load_file(folder / "model.safetensors")
+
+    def tensor_names(self):
+        return list(self._tensors)
+
+    def tensors(self, dtype):
+        for name, tensor in self._tensors.items():
+            yield name, tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def tokenizer(self):
+        raise NotImplementedError
 
 
 def context(**changes) -> ModelContext:
@@ -77,7 +80,7 @@ def context(**changes) -> ModelContext:
 
 
 def load(folder, **changes):
-    model = load_model(SafetensorsSource(str(folder)), extensions(), context(**changes))
+    model = load_model(FolderSource(Path(folder)), EXTENSIONS, context(**changes))
     for layer in attention_layers(model).values():
         layer.bind(DenseAttention(), torch.empty(0), 0)
     return model
@@ -98,7 +101,7 @@ def driver():
         logits=logits_of,
         batch=batch_of,
         context=context,
-        extensions=extensions,
+        extensions=EXTENSIONS,
         world=ThreadWorld,
         communicator=ThreadCommunicator,
     )

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from octavo.errors import ModelLoadError
-from octavo.loading.safetensors import SafetensorsSource
+from octavo_safetensors.plugin import is_model_folder, octavo_register_weight_formats
+from octavo_safetensors.source import SafetensorsSource
+
+
+def toy_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"left.weight": (4, 4), "right.weight": (8, 4), "plain.weight": (4, 4), "plain.bias": (4,)}
+    shapes |= {"norm.weight": (4,), "scale": (1,)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def toy_folder(tmp_path):
+    """`toy_folder(shards=1)` writes a model folder and returns it."""
+
+    def make(shards: int = 1):
+        tensors = toy_tensors()
+        (tmp_path / "config.json").write_text('{"architectures": ["ToyForCausalLM"]}')
+        (tmp_path / "tokenizer.json").write_text("{}")
+        if shards == 1:
+            save_file(tensors, tmp_path / "model.safetensors")
+            return tmp_path
+        weight_map = {}
+        for i in range(shards):
+            file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+            part = dict(list(tensors.items())[i::shards])
+            save_file(part, tmp_path / file)
+            weight_map |= dict.fromkeys(part, file)
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        return tmp_path
+
+    return make
 
 
 def edit(file, **changes):
@@ -18,9 +51,9 @@ def edit(file, **changes):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_every_tensor_comes_once(shards, toy_folder, toy):
+def test_every_tensor_comes_once(shards, toy_folder):
     source = SafetensorsSource(str(toy_folder(shards)))
-    expected = toy.tensors()
+    expected = toy_tensors()
     read = list(source.tensors(torch.float32))
     assert len(read) == len(expected)
     assert sorted(source.tensor_names()) == sorted(expected)
@@ -231,5 +264,31 @@ def test_a_file_that_breaks_after_opening_is_an_error(toy_folder):
         list(source.tensors(torch.float32))
 
 
-def test_the_toy_file_is_what_it_seems(toy_folder, toy):
-    assert set(load_file(toy_folder() / "model.safetensors")) == set(toy.tensors())
+@pytest.mark.parametrize(
+    ("files", "is_model"),
+    [
+        ((), False),
+        (("notes.txt",), False),
+        (("config.json",), True),
+        (("tokenizer.json",), True),
+        (("a.safetensors",), True),
+        (("a.safetensors.index.json",), True),
+        (("a.gguf", "config.json"), False),
+        (("a.gguf", "config.json", "a.safetensors"), True),
+    ],
+)
+def test_which_folders_are_taken(files, is_model, tmp_path):
+    for file in files:
+        (tmp_path / file).touch()
+    assert is_model_folder(str(tmp_path)) is is_model
+
+
+def test_no_path_makes_the_question_raise(tmp_path):
+    assert not is_model_folder(str(tmp_path / "absent"))
+    assert octavo_register_weight_formats()[0].can_read is is_model_folder
+
+
+def test_registering_needs_no_torch():
+    code = "import sys, octavo_safetensors.plugin as p; p.octavo_register_weight_formats(); "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,6 +1,6 @@
 """Model folders with safetensors weights, as `save_pretrained` writes them.
 
-Owns: which files a folder must hold and whether they agree. Must never know: architectures, parameters.
+Owns: which files a folder must hold and whether they agree. Must never know: architectures, parameters, engines.
 Format: the safetensors header (name, dtype, shape, byte range of each tensor) is checked against the file's size
 when a shard is opened, so a truncated file is found before any tensor is read.
 """

@@ -1,0 +1,1 @@
+"""Models for Octavo out of folders with safetensors weights. Owns nothing; the hooks are in `plugin`."""
