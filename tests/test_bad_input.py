@@ -84,7 +84,7 @@ def test_a_bad_request_is_refused_by_name_and_the_next_one_is_served(llm: LLM, n
     assert caught.value.field == field
     assert str(caught.value).startswith(f"{field}: ")
     assert "\n" not in str(caught.value)
-    assert not llm.engine.has_unfinished_requests
+    assert not llm.engine.has_unfinished_requests()
     llm.engine.check_integrity()
     assert llm.generate("the", SamplingParams(**GREEDY))[0].outputs == before
 

@@ -379,7 +379,7 @@ def test_request_id_is_used_anew_after_an_abort(drafter: str) -> None:
         assert not engine.abort_request("x")
         engine.add_request("x", [5, 6], short)
         outputs = []
-        while engine.has_unfinished_requests:
+        while engine.has_unfinished_requests():
             outputs += engine.step()
             engine.check_integrity()
         assert outputs[-1].outputs[0].token_ids == expected

@@ -282,7 +282,7 @@ def test_a_hybrid_model_gets_the_same_tokens_in_every_way(seed: int) -> None:
     for _ in range(2):  # the second time from a warm cache
         for i, prompt in enumerate(prompts):
             llm.engine.add_request(str(i), prompt, params)
-        while llm.engine.has_unfinished_requests:
+        while llm.engine.has_unfinished_requests():
             for output in llm.engine.step():
                 if output.finished:
                     expected = truth[output.prompt_token_ids]

@@ -59,7 +59,7 @@ def test_a_flag_is_true_or_false(name: str, value: object) -> None:
     ("name", "value"),
     [
         ("n", 0), ("n", -1), ("n", MAX_N + 1), ("n", 10**9), pytest.param("n", 10**5000, id="n-endless"),
-        ("temperature", -1e-9), ("temperature", -1), ("temperature", 1e7),
+        ("repetition_penalty", 1e-9), ("temperature", -1e-9), ("temperature", -1), ("temperature", 1e7),
         ("top_p", 0), ("top_p", -0.1), ("top_p", 1.0001),
         ("top_k", -2), ("top_k", 2**40),
         ("min_p", -0.1), ("min_p", 1.1),
@@ -89,7 +89,7 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
         ("max_tokens", None), ("max_tokens", 1),
         ("logprobs", None), ("logprobs", 0), ("logprobs", 128), ("prompt_logprobs", 0),
         ("presence_penalty", -2), ("frequency_penalty", 2),
-        ("repetition_penalty", 1e-9), ("repetition_penalty", 65536),
+        ("repetition_penalty", 1e-3), ("repetition_penalty", 65536),
         ("priority", -5),
     ],
 )  # fmt: skip

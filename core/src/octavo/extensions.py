@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from octavo.config import Section
-from octavo.errors import PluginError, suggestion
+from octavo.errors import OctavoError, PluginError, suggestion
 from octavo.spec import (
     AttentionBackendEntry,
     Command,
@@ -23,6 +23,7 @@ from octavo.spec import (
     ModelTransform,
     PlatformEntry,
     WeightFormatEntry,
+    load_factory,
 )
 
 T = TypeVar("T")
@@ -46,6 +47,19 @@ class Offer(Generic[T]):
 
     entry: T
     origin: Origin
+
+    def make(self, *arguments: Any) -> Any:
+        """Call the entry's factory. Raises `PluginError` naming the plugin if it fails or makes nothing."""
+        entry: Any = self.entry
+        try:
+            made = load_factory(entry.factory)(*arguments)
+        except OctavoError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"plugin {self.origin} cannot make {entry.name!r}: {error!r}") from error
+        if made is None:
+            raise PluginError(f"plugin {self.origin} cannot make {entry.name!r}: its factory returned None")
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted for each time that a token was already generated, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt and output, in (0, 2^16]."""
+    """Divides positive and multiplies negative logits of tokens in prompt and output, in [0.001, 2^16]."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id to a value added to its logit, in [-100, 100]."""
     allowed_token_ids: Sequence[int] | None = None
@@ -77,7 +77,10 @@ class SamplingParams:
     priority: int = 0
     """Under the priority policy lower values run first."""
     extra_args: Mapping[str, Any] = field(default_factory=dict)
-    """Options for logits processors of plugins, by the processor's name. A name nobody offers is an error."""
+    """Options for logits processors of plugins, by the processor's name. A name nobody offers is an error.
+
+    False and None are the same as leaving the name out.
+    """
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -87,7 +90,10 @@ class SamplingParams:
             if name == "stop_token_ids" or self.allowed_token_ids is not None:
                 self._set(name, tuple(_token_id(name, value) for value in self._entries(name)))
         self._set("logit_bias", {_token_id("logit_bias", i): b for i, b in self._mapping("logit_bias").items()})
-        self._set("extra_args", self._mapping("extra_args"))
+        named = self._mapping("extra_args")
+        self._set(
+            "extra_args", {name: value for name, value in named.items() if value is not None and value is not False}
+        )
         self._check_numbers()
         self._check_lists()
 
@@ -225,6 +231,6 @@ _FLOAT_RANGES = (
     ("min_p", 0.0, 1.0, False),
     ("presence_penalty", -2.0, 2.0, False),
     ("frequency_penalty", -2.0, 2.0, False),
-    ("repetition_penalty", 0.0, 65_536.0, True),
+    ("repetition_penalty", 1e-3, 65_536.0, False),
 )
 _BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")

@@ -22,7 +22,7 @@ def _greedy(prompt: list[int], num_tokens: int) -> list[int]:
 def _assert_clean(llm: LLM) -> None:
     engine = llm.engine
     engine.check_integrity()
-    assert not engine.has_unfinished_requests
+    assert not engine.has_unfinished_requests()
     assert not engine.core.has_work
     assert not llm._inboxes
     runner = engine.core._executor  # type: ignore[attr-defined]

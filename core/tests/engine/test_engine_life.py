@@ -16,7 +16,9 @@ from octavo.engine.output_processor import OutputKind
 from octavo.errors import CapacityError, ConfigError, InvalidRequestError, PluginError
 from octavo.hookspecs import hookimpl
 from octavo.request import FinishReason, RequestOutput
+from octavo.spec import DrafterEntry, ExecutorEntry
 from octavo.testing.scripted import ScriptedDrafter, ScriptedProcessor
+from octavo.testing.table_model import VOCAB_SIZE, table_llm
 
 IDS = [5, 6, 7, 8]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -26,7 +28,7 @@ def finish(engine) -> dict[str, RequestOutput]:
     """Step until nothing is left; the last output of each request."""
     last: dict[str, RequestOutput] = {}
     for _ in range(1000):
-        if not engine.has_unfinished_requests:
+        if not engine.has_unfinished_requests():
             return last
         for output in engine.step():
             last[output.request_id] = output
@@ -211,7 +213,7 @@ def test_after_ctrl_c_in_a_program_of_ones_own_every_request_still_gets_its_last
     for i in range(8):
         engine.add_request(f"r{i}", [5 + i] * 4, GREEDY)
     engine.abort_request("r7")
-    while engine.has_unfinished_requests:
+    while engine.has_unfinished_requests():
         try:
             last |= {o.request_id: o for o in engine.step()}
         except KeyboardInterrupt:
@@ -292,7 +294,7 @@ def test_drafts_outside_the_vocabulary_only_cost_time(make_llm, greedy, drafts: 
 
 
 def test_a_tokenizer_that_fails_ends_only_the_request_that_it_fails_on(llm, greedy, monkeypatch, caplog) -> None:
-    tokenizer = llm.tokenizer
+    tokenizer = llm.get_tokenizer()
     decode = tokenizer.decode
     poison = greedy(IDS, 4)[3]
     assert poison not in greedy([9], 8)
@@ -481,8 +483,45 @@ def test_what_ended_before_a_lost_plan_is_let_go_all_the_same(make_llm, monkeypa
     engine.add_request("short", [9], GREEDY.replace(max_tokens=3))
     engine.add_request("long", IDS, GREEDY)
     last: dict[str, RequestOutput] = {}
-    while engine.has_unfinished_requests:
+    while engine.has_unfinished_requests():
         with contextlib.suppress(KeyboardInterrupt):
             last |= {o.request_id: o for o in engine.step()}
     assert tokens(last["short"]) == greedy([9], 3)
     assert last["long"].outputs[0].finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("nonsense", [None, "ab", [[5, float("nan")]], [[object()]], [[], []], 7])
+def test_a_drafter_that_returns_nonsense_is_switched_off_and_no_request_suffers(nonsense: Any, caplog) -> None:
+    drafter = ScriptedDrafter(lambda sequence, most: [])
+    drafter.propose = lambda rows: nonsense  # type: ignore[method-assign]
+    llm = table_llm(plugins=[drafter], drafter="scripted")
+    plain = table_llm().generate([[5, 6]], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+    for _ in range(2):
+        outputs = llm.generate([[5, 6]], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+        assert outputs[0].outputs == plain[0].outputs
+    assert sum("goes on without drafts" in r.message for r in caplog.records) == 1
+
+
+def test_an_option_of_false_leaves_a_processor_out() -> None:
+    processor = ScriptedProcessor(change=lambda logits, tokens: logits[: VOCAB_SIZE // 2].fill_(-torch.inf))
+    llm = table_llm(plugins=[processor])
+    greedy = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    off = llm.generate([[5, 6]], SamplingParams(**greedy, extra_args={"scripted": False}))[0].outputs[0]
+    on = llm.generate([[5, 6]], SamplingParams(**greedy, extra_args={"scripted": True}))[0].outputs[0]
+    assert off.token_ids == llm.generate([[5, 6]], SamplingParams(**greedy))[0].outputs[0].token_ids
+    assert min(on.token_ids) >= VOCAB_SIZE // 2 > min(off.token_ids)
+
+
+def test_a_factory_that_fails_names_its_plugin() -> None:
+    class Nothing:
+        @hookimpl
+        def octavo_register_drafters(self) -> list[DrafterEntry]:
+            return [DrafterEntry(name="nothing", factory=lambda target: None)]
+
+        @hookimpl
+        def octavo_register_executors(self) -> list[ExecutorEntry]:
+            return [ExecutorEntry(name="crash", factory=lambda context: 1 / 0)]
+
+    for keywords, message in (({"drafter": "nothing"}, "returned None"), ({"executor": "crash"}, "ZeroDivisionError")):
+        with pytest.raises(PluginError, match=f"plugin Nothing .*{message}"):
+            table_llm(plugins=[Nothing()], **keywords)

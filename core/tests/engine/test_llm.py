@@ -240,18 +240,18 @@ def test_defaults_come_from_the_generation_config(tiny_model, tmp_path: Path) ->
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:
     llm = LLM(str(tiny_model()), dtype="float32", num_threads=1, num_blocks=256)
-    assert llm.tokenizer is not None
+    assert llm.get_tokenizer() is not None
     hot = SamplingParams(temperature=100.0, max_tokens=40, n=8, ignore_eos=True, seed=1)
     (output,) = llm.generate("x", hot)
     drawn = {i for c in output.outputs for i in c.token_ids}
     assert len(drawn) > 120
-    assert max(drawn) < llm.tokenizer.vocab_size
+    assert max(drawn) < llm.get_tokenizer().vocab_size
     again = llm.generate([list(c.token_ids) for c in output.outputs], GREEDY)
     assert all(o.outputs[0].finish_reason is FinishReason.LENGTH for o in again)
     pushed = SamplingParams(
-        temperature=0, max_tokens=2, logit_bias={llm.tokenizer.vocab_size + 1: 100}, ignore_eos=True
+        temperature=0, max_tokens=2, logit_bias={llm.get_tokenizer().vocab_size + 1: 100}, ignore_eos=True
     )
-    assert max(llm.generate("x", pushed)[0].outputs[0].token_ids) < llm.tokenizer.vocab_size
+    assert max(llm.generate("x", pushed)[0].outputs[0].token_ids) < llm.get_tokenizer().vocab_size
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 def run(engine, kind: OutputKind, params: SamplingParams, prompt=IDS) -> list[RequestOutput]:
     engine.add_request("x", prompt, params, kind)
     outputs = []
-    while engine.has_unfinished_requests:
+    while engine.has_unfinished_requests():
         outputs += engine.step()
     return outputs
 

@@ -198,7 +198,7 @@ def test_a_backend_that_cannot_be_made_is_the_plugins_error() -> None:
         raise OSError("no library")
 
     module = Attention("a", layer(), SPEC)
-    with pytest.raises(PluginError, match="attention backend 'only': OSError"):
+    with pytest.raises(PluginError, match="cannot make 'only': OSError"):
         bind_kv_cache(
             {"a": module},
             {"a": SPEC},

@@ -89,7 +89,7 @@ def some(rng: random.Random, low: int = 1) -> list[int]:
 CASES = {
     "presence": (Penalties, naive_penalties, lambda r: {"presence_penalty": r.choice([-2, -0.5, 1.5])}),
     "frequency": (Penalties, naive_penalties, lambda r: {"frequency_penalty": r.choice([-2, -0.5, 1.5])}),
-    "repetition": (Penalties, naive_penalties, lambda r: {"repetition_penalty": r.choice([0.5, 1.3, 1e-9, 60000.0])}),
+    "repetition": (Penalties, naive_penalties, lambda r: {"repetition_penalty": r.choice([0.5, 1.3, 1e-3, 60000.0])}),
     "penalties": (
         Penalties,
         naive_penalties,

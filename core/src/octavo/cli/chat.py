@@ -21,7 +21,7 @@ _HELP = "/clear starts anew, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="?", help="say this, print the answer and leave")
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the conversation")
-    add_sampling_options(parser, _DEFAULT_MAX_TOKENS)
+    add_sampling_options(parser, _DEFAULT_MAX_TOKENS, leave_out=("n", "logprobs"))
     add_engine_options(parser)
 
 
@@ -57,6 +57,8 @@ def _converse(llm: Any, opening: list[dict[str, str]], params: Any) -> int:
             return 0
         if message == "/clear":
             history = list(opening)
+        elif message.startswith("/"):
+            print(f"unknown command; {_HELP}", file=sys.stderr)
         elif message:
             history.append({"role": "user", "content": message})
             try:

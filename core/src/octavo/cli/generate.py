@@ -21,7 +21,9 @@ _DEFAULT_MAX_TOKENS = 64
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; none: lines of standard input")
-    parser.add_argument("--file", metavar="FILE", help="take one prompt from each line of a file; '-': standard input")
+    parser.add_argument(
+        "--file", metavar="FILE", help="take one prompt from each line of a file that is not blank; '-': standard input"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, a line each")
     parser.add_argument("--no-echo", action="store_true", help="print the generated text without the prompt before it")
     add_sampling_options(parser, _DEFAULT_MAX_TOKENS)
@@ -69,7 +71,7 @@ def _stream(llm: Any, prompt: str, params: Any, echo: bool) -> int:
     shown, output = 0, None
     for output in llm.stream(prompt, params):
         text = output.outputs[0].text
-        if echo:
+        if echo and output.outputs[0].error is None:
             print(prompt, end="")
             echo = False
         print(text[shown:], end="", flush=True)

@@ -6,6 +6,7 @@ Owns: the flags of `octavo generate` and `octavo chat`. Must never know: engines
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import Any
 
 from octavo.sampling_params import SamplingParams
@@ -25,10 +26,12 @@ _NUMBERS = {
 }
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int, leave_out: Collection[str] = ()) -> None:
     """Flags for the most used sampling options; `max_tokens` is the command's own default."""
     group = parser.add_argument_group("sampling")
     for name, (kind, text) in _NUMBERS.items():
+        if name in leave_out:
+            continue
         if name == "max_tokens":
             text = f"{text} (default: {max_tokens})"
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS, help=text)

@@ -38,7 +38,6 @@ from octavo.spec import (
     Observer,
     Tokenizer,
     TokenizerData,
-    load_factory,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
     source = open_source(locate(config.model.path, config.model.revision), extensions.weight_formats)
     tokenizer = _open_tokenizer(config, source, extensions)
     longest = _model_length(config, source.config)
-    executor: Executor = load_factory(extensions.executors.find(config.parallel.executor).entry.factory)(
+    executor: Executor = extensions.executors.find(config.parallel.executor).make(
         ExecutorContext(config=config, extensions=extensions, source=source, tokenizer=tokenizer, max_model_len=longest)
     )
     try:
@@ -144,8 +143,8 @@ def _size_cache(
     config: EngineConfig, executor: Executor, extensions: Extensions, max_model_len: int
 ) -> tuple[KVCacheGroup, ...]:
     def make_policy(spec: KVCacheSpec) -> KVPolicy:
-        entry = extensions.kv_policies.find(type(spec).__name__).entry
-        return load_factory(entry.factory)(spec, config.scheduler.max_num_batched_tokens)
+        offer = extensions.kv_policies.find(type(spec).__name__)
+        return offer.make(spec, config.scheduler.max_num_batched_tokens)
 
     groups = group_layers(executor.kv_cache_specs(), make_policy)
     if config.cache.num_blocks is not None:

@@ -26,7 +26,7 @@ class LLMEngine:
     """Requests may be added and aborted between any two steps. Not thread-safe.
 
     engine.add_request("a", "Hello", SamplingParams(max_tokens=8))
-    while engine.has_unfinished_requests:
+    while engine.has_unfinished_requests():
         for output in engine.step():
             ...
     """
@@ -55,7 +55,6 @@ class LLMEngine:
     def max_model_len(self) -> int:
         return self.inputs.max_model_len
 
-    @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._outputs) or bool(self._early)
 
@@ -70,6 +69,8 @@ class LLMEngine:
 
         Raises `InvalidRequestError` naming the field; the engine is then as before.
         """
+        if not isinstance(request_id, str) or not (params is None or isinstance(params, SamplingParams)):
+            raise InvalidRequestError("request_id", "add_request takes a text as id, a prompt and SamplingParams")
         if request_id in self._outputs:
             raise InvalidRequestError("request_id", f"{request_id!r} is still running; abort it or choose another")
         request = self.inputs.make_request(request_id, prompt, params or self.inputs.default_sampling_params())

@@ -72,8 +72,8 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    @property
-    def tokenizer(self) -> Tokenizer | None:
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None if it has none."""
         return self.engine.tokenizer
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:

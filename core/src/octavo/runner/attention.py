@@ -21,7 +21,6 @@ from octavo.spec import (
     AttentionLayerParams,
     KVCacheLayout,
     KVCacheSpec,
-    load_factory,
 )
 
 
@@ -39,10 +38,7 @@ def bind_kv_cache(
         spec = specs[names[0]]
         group_layers = [layers[name].params for name in names]
         offer, why = choose_backend(group_layers, spec, backend_name, extensions, choice)
-        try:
-            backend = load_factory(offer.entry.factory)(extensions.options_of(offer))
-        except Exception as error:
-            raise PluginError(f"plugin {offer.origin}: attention backend {offer.entry.name!r}: {error!r}") from error
+        backend = offer.make(extensions.options_of(offer))
         for name in names:
             layers[name].bind(backend, _allocate(backend, spec, num_blocks, choice), group_id)
         backends.append(backend)

@@ -11,7 +11,7 @@ from typing import Any
 from octavo.config import ModelConfig
 from octavo.errors import ConfigError
 from octavo.extensions import Registry
-from octavo.spec import Platform, PlatformEntry, load_factory
+from octavo.spec import Platform, PlatformEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _platform(device: str, platforms: Registry[PlatformEntry]) -> tuple[Platform
     refused: list[str] = []
     offers = sorted(platforms.values(), key=lambda o: -o.entry.priority)
     for offer in offers if device == "auto" else [platforms.find(device)]:
-        platform = load_factory(offer.entry.factory)()
+        platform = offer.make()
         reason = platform.unavailable()
         if reason is None:
             why = "as configured" if device != "auto" else "; ".join(refused) or "highest priority"

@@ -36,7 +36,6 @@ from octavo.spec import (
     ProcessorContext,
     TargetView,
     Verifier,
-    load_factory,
 )
 from octavo.step import Attachment, AttachRequest, SchedulerOutput, SequenceResult, StepResult
 
@@ -85,7 +84,7 @@ class ModelRunner:
         self._vocab_size = self._model.vocab_size
         self._num_drafts = config.speculation.num_draft_tokens
         drafter_offer = extensions.drafters.find(config.speculation.drafter)
-        self._drafter = load_factory(drafter_offer.entry.factory)(
+        self._drafter = drafter_offer.make(
             TargetView(
                 model=self._model,
                 config=context.source.config,
@@ -280,11 +279,11 @@ class ModelRunner:
             return {}
         try:
             proposals = self._drafter.propose(rows)
+            return {n: usable_drafts(d, r, self._vocab_size) for n, r, d in zip(indices, rows, proposals, strict=True)}
         except Exception:  # drafts only save time, so no request may suffer
             logger.exception("drafter %r failed; this engine goes on without drafts", self._config.speculation.drafter)
             self._drafter_works = False
             return {}
-        return {n: usable_drafts(d, r, self._vocab_size) for n, r, d in zip(indices, rows, proposals, strict=True)}
 
     def _processor_context(self, offer: Offer[LogitsProcessorEntry]) -> ProcessorContext:
         return ProcessorContext(

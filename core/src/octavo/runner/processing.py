@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from octavo.errors import OctavoError, PluginError
+from octavo.errors import OctavoError
 from octavo.extensions import Extensions, Offer
 from octavo.spec import (
     LogitRow,
@@ -21,7 +21,6 @@ from octavo.spec import (
     LogitsProcessorEntry,
     ProcessorContext,
     SequenceView,
-    load_factory,
 )
 from octavo.step import Attachment
 
@@ -65,7 +64,7 @@ class ProcessorChain:
         except Exception as error:
             for future in pending:
                 future.cancel()
-            self._settled.append(Attachment(sequence.sequence_id, _describe(name, error)))
+            self._settled.append(Attachment(sequence.sequence_id, self._describe(name, error)))
             return
         if pending:
             self._pending[sequence.sequence_id] = pending
@@ -89,7 +88,7 @@ class ProcessorChain:
                 del self._pending[sequence_id]
                 for future in futures:
                     future.cancel()
-                self._settled.append(Attachment(sequence_id, _describe(None, error) if error else None))
+                self._settled.append(Attachment(sequence_id, self._describe(None, error) if error else None))
 
     def release(self, sequence_id: int) -> None:
         for future in self._pending.pop(sequence_id, ()):
@@ -133,29 +132,31 @@ class ProcessorChain:
             try:
                 self._processors[name].accept(sequence, token_ids)
             except Exception as error:
-                return _describe(name, error)
+                return self._describe(name, error)
         return None
 
     def _processor(self, name: str) -> LogitsProcessor:
         if name not in self._processors:
             offer = self._registry.find(name)
-            try:
-                self._processors[name] = load_factory(offer.entry.factory)(self._make_context(offer))
-            except OctavoError:
-                raise
-            except Exception as error:
-                raise PluginError(
-                    f"plugin {offer.origin}: logits processor {name!r} cannot be made: {error!r}"
-                ) from error
+            self._processors[name] = offer.make(self._make_context(offer))
         return self._processors[name]
 
-    @staticmethod
-    def _guard(name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., None], *args: Any) -> None:
+    def _guard(
+        self, name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., None], *args: Any
+    ) -> None:
         try:
             call(*args)
         except Exception as error:
-            message = _describe(name, error)
+            message = self._describe(name, error)
             errors.update((row.sequence.sequence_id, message) for row in rows)
+
+    def _describe(self, name: str | None, error: BaseException) -> str:
+        """One line for the user; the traceback of what is not a user's error goes to the log."""
+        if isinstance(error, OctavoError):
+            return str(error)
+        what = f"logits processor {name!r} of plugin {self._registry[name].origin}" if name else "preparing the request"
+        logger.error("%s failed", what, exc_info=error)
+        return f"{what} failed: {error!r}"
 
 
 def _error_of(future: Future[Any]) -> BaseException | None:
@@ -164,11 +165,3 @@ def _error_of(future: Future[Any]) -> BaseException | None:
         return future.exception()
     except concurrent.futures.CancelledError as error:  # by the processor itself
         return error
-
-
-def _describe(name: str | None, error: BaseException) -> str:
-    """One line for the user; the traceback of what is not a user's error goes to the log."""
-    if isinstance(error, OctavoError):
-        return str(error)
-    logger.error("logits processor %s failed", name or "", exc_info=error)
-    return f"logits processor {name!r} failed: {error!r}" if name else f"preparing the request failed: {error!r}"

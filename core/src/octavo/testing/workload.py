@@ -71,7 +71,7 @@ def _check_continues(before: RequestOutput | None, now: RequestOutput) -> None:
 
 def check_nothing_left(engine: Any) -> None:
     """An idle engine with the in-process executor holds nothing of any request. Raises `AssertionError`."""
-    assert not engine.has_unfinished_requests
+    assert not engine.has_unfinished_requests()
     assert not engine.core.has_work
     engine.check_integrity()
     runner = engine.core._executor

@@ -15,7 +15,7 @@ from octavo_gguf.source import GGUFSource
 
 @pytest.fixture
 def whole(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("OCTAVO_GGUF_CACHE", "0")
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "")
     model = tiny("llama", tied=True)
     model.tokenizer |= {"add_bos_token": True}
     return Path(model.write(tmp_path / "whole.gguf")).read_bytes()
