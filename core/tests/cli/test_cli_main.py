@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import importlib_metadata
 import pytest
@@ -93,7 +94,12 @@ def test_an_unknown_command_is_one_line_with_a_suggestion(install, capsys) -> No
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["plugins", "--josn"], "unrecognized arguments: --josn"),
+        (["plugins", "--josn"], "unknown option --josn; did you mean '--json'?; see `octavo plugins --help`"),
+        (["config", "--scheduler.max-num-seq", "8"], "did you mean '--scheduler.max-num-seqs'?"),
+        (["generate", "hi", "--max-token", "3"], "unknown option --max-token; did you mean '--max-tokens'?"),
+        (["plugins", "show", "octavo-hello"], "no plugin is called 'octavo-hello'; did you mean 'hello'?"),
+        (["show", "hello"], "no command is called 'show'; did you mean `octavo plugins show hello`?"),
+        (["doctor", "--json"], "did you mean `octavo plugins doctor --json`?"),
         (["plugins", "show"], "write `octavo plugins show NAME`"),
         (["plugins", "list", "x"], "write `octavo plugins show NAME`"),
         (["plugins", "show", "bultin"], "no plugin is called 'bultin'; did you mean 'builtin'?"),
@@ -172,16 +178,16 @@ def test_doctor_finds_nothing_wrong(install, capsys) -> None:
     source = """
 @hookimpl
 def octavo_register_models():
-    return [ModelEntry(name="M", factory="m:M")]
+    return [ModelEntry(name="M", factory="json:loads")]
 
 @hookimpl
 def octavo_register_weight_formats():
-    return [WeightFormatEntry(name="w", can_read=lambda path: False, factory="m:W")]
+    return [WeightFormatEntry(name="w", can_read=lambda path: False, factory="json:loads")]
 
 @hookimpl
 def octavo_register_attention_backends():
     can = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}))
-    return [AttentionBackendEntry(name="a", factory="m:A", capabilities=can)]
+    return [AttentionBackendEntry(name="a", factory="json:loads", capabilities=can)]
 """
     install("whole", source)
     assert main(["plugins", "doctor"]) == 0
@@ -218,13 +224,49 @@ def test_config_prints_values_and_sources(install, capsys, monkeypatch, tmp_path
     assert ["cache.block_size", "32", "command", "line"] in lines
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins"], ["plugins", "doctor"], ["config"]])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins"], ["config"]])
 def test_torch_and_numpy_stay_out(argv) -> None:
     code = (
         f"import sys; from octavo.cli import main; main({argv!r}); assert not {{'torch', 'numpy'}} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_only_commands_that_build_engines_list_their_options(install, capsys) -> None:
+    for command, listed in (("plugins", False), ("config", True)):
+        assert main([command, "--help"]) == 0
+        assert ("--scheduler.max-num-seqs" in capsys.readouterr().out) == listed
+
+
+def _shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command.replace("octavo", f"{sys.executable} -m octavo", 1)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_null_devices(closed) -> None:
+    done = _shell(f"octavo config {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = _shell(f"octavo nonsense {closed}")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert ("no command is called" in done.stderr) == ("2>" not in closed)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize("arguments", ["config", "config --json", "--help", "plugins"])
+def test_output_that_cannot_be_written_is_an_error_of_one_line(arguments) -> None:
+    done = _shell(f"octavo {arguments} >/dev/full")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("octavo: error: ")
+    assert "No space left" in line
 
 
 def test_a_reader_that_leaves_is_no_error(install) -> None:

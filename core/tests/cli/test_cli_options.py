@@ -59,7 +59,7 @@ def test_help_tells_the_defaults(capsys) -> None:
 
 
 def test_flags_are_never_guessed_from_a_prefix() -> None:
-    with pytest.raises(ConfigError, match="unrecognized arguments: --mod"):
+    with pytest.raises(ConfigError, match=r"unknown option --mod; did you mean '--model'\?; see `octavo test --help`"):
         _settings("--mod", "x")
 
 
@@ -72,6 +72,50 @@ def test_plugin_options_and_disabled_plugins() -> None:
     assert settings.sources["plugins.a.b"] == "command line"
 
 
+@pytest.mark.parametrize("flag", ["--max_model_len", "--max-model-len", "--max-model_len", "--disable_plugin"])
+def test_underscores_stand_for_dashes(flag: str) -> None:
+    expected = ("12",) if flag == "--disable_plugin" else 12
+    for argv in ((flag, "12"), (f"{flag}=12",)):
+        config = _settings(*argv).config
+        assert expected in (config.model.max_model_len, config.disable_plugins)
+
+
+@pytest.mark.parametrize(
+    ("argv", "near"),
+    [
+        (("--scheduler.max-num-seq", "8"), "--scheduler.max-num-seqs"),
+        (("hi", "--scheduler.max_num_seq=8"), "--scheduler.max-num-seqs"),
+        (("--max-num-seqs", "8"), "--scheduler.max-num-seqs"),
+    ],
+)
+def test_an_unknown_flag_is_named_before_its_value(argv: tuple[str, ...], near: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option --.*; did you mean '{near}'"):
+        _settings(*argv)
+
+
+def test_what_only_looks_like_a_flag_is_left_alone() -> None:
+    parser = Parser(prog="octavo test")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--stop")
+    parser.add_argument("prompts", nargs="*")
+    found = parser.parse_args(
+        ["--stop=--max_tokens", "--max_tokens", "-3", "-- is a dash", "--", "--max_tokens", "--x"]
+    )
+    assert (found.max_tokens, found.stop) == (-3, "--max_tokens")
+    assert found.prompts == ["-- is a dash", "--max_tokens", "--x"]
+
+
+def test_a_subcommand_has_flags_of_its_own() -> None:
+    parser = Parser(prog="octavo test")
+    parser.add_subparsers().add_parser("sub").add_argument("--num-rows", type=int)
+    assert parser.parse_args(["sub", "--num_rows", "3"]).num_rows == 3
+    with pytest.raises(ConfigError, match="--nm-rows"):
+        parser.parse_args(["sub", "--nm-rows", "3"])
+    rest = Parser(prog="octavo test")
+    rest.add_argument("rest", nargs="...")
+    assert rest.parse_args(["x", "--theirs"]).rest == ["x", "--theirs"]
+
+
 def test_what_follows_two_dashes_is_left_alone() -> None:
     assert split_plugin_options(["a", "--", "--plugins.x.y"]) == (["a", "--", "--plugins.x.y"], {})
     assert early_options(["generate", "--", "--disable-plugin", "x"]) == (None, [])
@@ -81,5 +125,6 @@ def test_what_follows_two_dashes_is_left_alone() -> None:
 def test_the_command_is_the_first_word() -> None:
     argv = ["--config", "file", "--disable-plugin=x", "generate", "--config", "other", "plugins"]
     assert split_command(argv) == (argv[:3], "generate", argv[4:])
+    assert split_command(["--disable_plugin", "x", "plugins"]) == (["--disable_plugin", "x"], "plugins", [])
     assert split_command(["--help"]) == (["--help"], None, [])
     assert split_command([]) == ([], None, [])

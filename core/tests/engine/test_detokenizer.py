@@ -255,7 +255,7 @@ def packaged():
         pytest.skip("the packaged model is not installed")
     path = next(f.locate() for f in files if f.name.endswith(".gguf"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_GGUF_CACHE", "0")  # leave the user's own cache alone
+        patch.setenv("OCTAVO_CACHE_DIR", "")  # leave the user's own cache alone
         return Wrapped(RustTokenizer.from_str(source.GGUFSource(str(path)).tokenizer().tokenizer_json))
 
 

@@ -184,6 +184,25 @@ def test_the_sandbox_holds(template):
         "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{{ messages | tojson(indent=10 ** 9) }}",
+        "{{ lipsum(n=10 ** 6) }}",
+        "{{ [1] | slice(10 ** 9) | list }}",
+        "{{ [1] | batch(10 ** 9, 'x') | list }}",
+        "{{ 5 | round(-(10 ** 9)) }}",
+        "{{ 'a\nb' | indent(10 ** 9, true) }}",
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ range(99999) | map('string') | map('center', 99999) | join }}",
+        "{{ ('a ' * 4000000) | wordwrap(1) }}",
+        "{{ ('a' * 9000000) | replace('a', 'a' * 1000) | length }}",
+        "{{ ('a' * 9000000).replace('a', 'a' * 1000) | length }}",
+        "{{ (['a' * 1000000] * 3000) | join | length }}",
+        "{{ ''.join(['a' * 1000000] * 3000) | length }}",
+        "{{ '%*d' % (10 ** 9, 1) | length }}",
+        "{% set ns = namespace(x=3) %}{% for a in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        *(f"{{{{ 'a'.{name}(10 ** 9) | length }}}}" for name in ("ljust", "rjust", "center", "zfill")),
+        "{{ ('\t' * 9000000).expandtabs(1000) | length }}",
+        "{{ 'a'.translate({97: 'a' * 9000000}) | length }}",
+        "{{ '{:>1000000000}'.format('a') | length }}",
+        "{{ '{a:>1000000000}'.format_map({'a': 1}) | length }}",
     ],
 )
 def test_time_and_size_are_bounded(template, monkeypatch):
@@ -194,6 +213,37 @@ def test_time_and_size_are_bounded(template, monkeypatch):
         made.render(HI, True, {})
     assert time.monotonic() - start < 3
     assert ChatTemplate(CHATML, {}).render(HI, False, {}) == "<|im_start|>user\nhi<|im_end|>\n"  # then healthy
+
+
+def test_what_is_refused_is_named():
+    with pytest.raises(InvalidRequestError, match=r"not offered: No filter named 'indent'\. There is: abs, .*, upper"):
+        ChatTemplate("{{ 'a' | indent(4) }}", {}).render(HI, True, {})
+    with pytest.raises(InvalidRequestError, match="'ljust' of 'str' object is unsafe"):
+        ChatTemplate("{{ 'a'.ljust(4) }}", {}).render(HI, True, {})
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'a-b-a'.replace('a', 'xyz')", "xyz-b-xyz"),
+        ("'a-b-a'.replace('a', '', 1)", "-b-a"),
+        ("'a-b-a' | replace('a', 'x', 1)", "x-b-a"),
+        ("none | replace('None', 'x')", "x"),
+        ("', '.join(['a', 'b'])", "a, b"),
+        ("[1, 2] | map('string') | join", "12"),
+        ("messages | join(', ', attribute='role')", "user"),
+        ("messages | join(',', 'content')", "hi"),
+        ("absent | join(',')", ""),
+        ("'%s is %d of %d' % ('**a**', 100000, 3)", "**a** is 100000 of 3"),
+        ("' A b '.strip().split(' ') | first | lower", "a"),
+        ("12345678901 * 12345678901", "152415787526596567801"),
+        ("{'b': 1, 'a': 2} | dictsort | list", "[('a', 2), ('b', 1)]"),
+        ("messages | selectattr('role', 'equalto', 'user') | list | length", "1"),
+        ("[3, 1, 3] | unique | sort | last", "3"),
+    ],
+)
+def test_what_templates_use_works(expression, expected):
+    assert ChatTemplate(f"{{{{ {expression} }}}}", {}).render(HI, True, {}) == expected
 
 
 def test_text_up_to_the_limit_is_rendered(monkeypatch):

@@ -161,11 +161,12 @@ class TestTransforms:
         assert not model.training
         assert not model.new.requires_grad
 
-    @pytest.mark.parametrize("result", ["raise", None])
+    @pytest.mark.parametrize("result", ["raise", None, 5])
     def test_a_failure_names_the_plugin(self, result, toy, context):
         def apply(model, options):
             if result == "raise":
                 raise RuntimeError("no room")
+            return result
 
         extensions = toy.extensions(model_transforms=[ModelTransform(name="prepack", apply=apply)])
         with pytest.raises(PluginError, match=r"toy \(octavo-toy 3\.1\): model transform 'prepack'"):

@@ -43,16 +43,36 @@ def test_lengths(config, default, longest):
     assert extended_max_model_len(config) == longest
 
 
-@pytest.mark.parametrize("length", [0, -1, "long", 1.5])
+@pytest.mark.parametrize("length", [0, -1, "long", 1.5, 10**400])
 def test_a_length_that_is_none_is_refused(length):
     with pytest.raises(ModelLoadError, match="max_position_embeddings"):
         derive_max_model_len({"max_position_embeddings": length})
 
 
-@pytest.mark.parametrize("scaling", ["yarn", {"type": "linear", "factor": "two"}, {"type": "linear", "factor": -1}])
-def test_a_scaling_that_makes_no_sense_is_refused(scaling):
-    with pytest.raises(ModelLoadError, match="rope scaling makes no sense"):
+@pytest.mark.parametrize("kind", ["linear", "yarn", "dynamic"])
+@pytest.mark.parametrize("factor", ["two", -1, float("inf"), float("nan"), 10**400, [2]])
+def test_a_factor_that_makes_no_sense_is_refused(kind, factor):
+    config = {"max_position_embeddings": 100, "rope_scaling": {"type": kind, "factor": factor}}
+    with pytest.raises(ModelLoadError, match="rope scaling makes no sense: its factor is"):
+        extended_max_model_len(config)
+
+
+def test_a_scaling_that_is_no_mapping_is_refused():
+    with pytest.raises(ModelLoadError, match="rope scaling makes no sense: 'yarn' is no mapping"):
+        derive_max_model_len({"max_position_embeddings": 100, "rope_scaling": "yarn"})
+
+
+@pytest.mark.parametrize("original", ["x", 1.5, -1, [1], 10**400])
+def test_an_original_length_that_is_none_is_refused(original):
+    scaling = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": original}
+    with pytest.raises(ModelLoadError, match="original_max_position_embeddings is"):
         derive_max_model_len({"max_position_embeddings": 100, "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "dynamic"])
+def test_the_largest_lengths_and_factors_still_multiply(kind):
+    scaling = {"type": kind, "factor": 2**62, "original_max_position_embeddings": 2**62}
+    assert extended_max_model_len({"max_position_embeddings": 2**62, "rope_scaling": scaling}) == 2**124
 
 
 def test_every_eos_id_counts():

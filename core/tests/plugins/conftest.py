@@ -67,7 +67,7 @@ def drafter(name: str) -> str:
     return f"""
 @hookimpl
 def octavo_register_drafters():
-    return [DrafterEntry(name={name!r}, factory="nowhere:Drafter")]
+    return [DrafterEntry(name={name!r}, factory="json:loads")]
 """
 
 

@@ -39,6 +39,12 @@ FAULTS = {
         "@hookimpl(specname='octavo_register_drafter')\ndef offer():\n    return []\n",
         "no hook is called octavo_register_drafter; did you mean 'octavo_register_drafters'?",
     ),
+    "attribute raises": (
+        "class P:\n    @hookimpl\n    def octavo_register_models(self):\n        return []\n"
+        "    @property\n    def other(self):\n        raise RuntimeError('lost')\n"
+        "import sys\nsys.modules[__name__] = P()\n",
+        "its other raised RuntimeError: lost",
+    ),
     "no hooks": ("x = 1\n", "it has no hooks; does its entry point name the right module?"),
     "raises on import": ("raise ValueError('no luck')\n", "importing it failed: ValueError: no luck"),
     "lacks a module": ("import a_module_nobody_has\n", "ModuleNotFoundError: No module named 'a_module_nobody_has'"),
@@ -201,6 +207,25 @@ def test_survey_raises_nothing_and_doctor_has_a_mend_for_each(site) -> None:
     assert {name.replace(" ", "_") for name in FAULTS} | {"skewed"} == set(told) - {""}
     assert all(problem.mend for problem in problems)
     assert "install a release for octavo" in told["skewed"].mend
+    for name in ("misspelt_hook", "misspelt_and_unmarked", "wrong_specname"):
+        assert "rename it, if the plugin is yours" in told[name].mend
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("nowhere_at_all:x", "cannot be imported: ModuleNotFoundError"),
+        ("json:nothing", "cannot be imported: AttributeError"),
+        ("json:__name__", "is not callable"),
+        ("json:loads", None),
+    ],
+)
+def test_doctor_follows_import_strings(site, target, reason) -> None:
+    site.add("lazy", REGISTER + f"    return [DrafterEntry(name='x', factory={target!r})]\n")
+    found = [problem for problem in survey(EngineConfig()).problems() if problem.plugin == "lazy"]
+    assert len(found) == (reason is not None)
+    if reason:
+        assert f"lazy (dist-lazy 1.0): factory {target!r} of drafter 'x' {reason}" in found[0].problem
 
 
 @pytest.mark.parametrize(

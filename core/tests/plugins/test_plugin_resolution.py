@@ -238,7 +238,12 @@ def test_options_are_parsed_by_the_plugins_schema(site) -> None:
         ({"opt": {"window": 0}}, r"plugins.opt.window: must be int >= 1; got 0 from argument"),
         ({"opt": {"mode": "exat"}}, r"plugins.opt.mode: must be one of fast, exact; did you mean 'exact'\?"),
         ({"plain": {"x": 1}}, "plugins.plain: the plugin has no options"),
-        ({"op": {"x": 1}}, r"plugins.op: no such plugin is installed; did you mean 'opt'\?"),
+        (
+            {"op": {"x": 1}},
+            r"plugins.op: no such plugin is installed; did you mean 'opt'\?; installed: opt, plain; "
+            "install the plugin, or remove its options from argument",
+        ),
+        ({"octavo-opt": {"x": 1}}, r"plugins.octavo-opt: no such plugin is installed; did you mean 'opt'\?"),
         ({"off": {"x": 1}}, "plugins.off: the plugin is disabled"),
     ],
 )
@@ -249,6 +254,13 @@ def test_wrong_options(site, drafter, given, message) -> None:
     settings = resolve_settings(env={}, keywords={"plugins": given, "disable_plugins": ["off"]})
     with pytest.raises(ConfigError, match=message):
         load_extensions(settings.config, sources=settings.sources)
+
+
+def test_a_distributions_name_finds_its_plugin(site, drafter) -> None:
+    site.add("torch_sdpa", drafter("a"))
+    for field in ("disable_plugins", "override_plugins"):
+        with pytest.raises(ConfigError, match=r"no plugin is called 'octavo-torch-sdpa'; did you mean 'torch_sdpa'\?"):
+            load_extensions(EngineConfig(**{field: ("octavo-torch-sdpa",)}))
 
 
 def test_two_engines_share_nothing(site, drafter) -> None:
@@ -271,7 +283,7 @@ def test_the_report_tells_state_capabilities_and_options(site, drafter) -> None:
 def octavo_register_attention_backends():
     can = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), alibi=True)
     why = lambda: "no gcc"
-    return [AttentionBackendEntry(name="nat", factory="m:x", capabilities=can, priority=3, unavailable=why)]
+    return [AttentionBackendEntry(name="nat", factory="json:loads", capabilities=can, priority=3, unavailable=why)]
 """
     site.add("nat", OPTIONS + backend)
     site.add("ngram", drafter("ngram"))

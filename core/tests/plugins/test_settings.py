@@ -88,6 +88,18 @@ def test_octavo_config_names_the_file(tmp_path: Path) -> None:
         ("yaml", "- 1\n", "must hold sections, not a list"),
         ("yaml", "!!python/object/apply:os.getcwd []", "not valid YAML"),
         ("json", "{}", "must end in .toml, .yaml or .yml"),
+        ("toml", f"[cache]\nblock_size = {'9' * 5000}\n", "not valid TOML"),
+        ("yaml", f"cache: {{block_size: {'9' * 5000}}}\n", "not valid YAML"),
+        ("toml", f"x = {'[' * 3000}", "not valid TOML"),
+        ("yaml", "[" * 3000, "not valid YAML"),
+        ("yaml", "cache: 2001-99-99\n", "not valid YAML"),
+        ("yaml", '!!int "abc"', "not valid YAML"),
+        ("yaml", '!!int ""', "not valid YAML"),
+        ("yaml", '!!timestamp "abc"', "not valid YAML"),
+        ("yaml", "cache: &c {block_size: 8}\nmodel: *c\n", r"not valid YAML: aliases \(\*name\) are not allowed"),
+        ("toml", f"[cache]\nblock_size = 0x{'f' * 5000}\n", "cache.block_size: .*; got a int too large to show from"),
+        ("toml", f"[model]\npath = {list(range(999))}\n", r"model.path: .*; got \[0, 1, 2, .{60,70}\.\.\. from"),
+        ("toml", f"cache = {list(range(999))}\n", r"cache: .*; got \[0, 1, 2, .{60,70}\.\.\. from"),
         ("toml", "cache = 3\n", r"cache: must be a section of keys; got 3 from file"),
         ("toml", "[plugins]\nngram = 3\n", "plugins.ngram: must be a section of the plugin's options"),
         ("toml", "[cash]\nx = 1\n", r"unknown key 'cash' from file .*; did you mean 'cache'\?"),
@@ -105,6 +117,13 @@ def test_octavo_config_names_the_file(tmp_path: Path) -> None:
 def test_wrong_files(tmp_path: Path, suffix: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_settings(_write(tmp_path, text, suffix), {})
+
+
+def test_aliases_are_refused_before_they_grow(tmp_path: Path) -> None:
+    levels = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+    with pytest.raises(ConfigError, match="aliases") as refused:
+        resolve_settings(_write(tmp_path, f"a0: &a0 [x]\n{levels}", "yaml"), {})
+    assert len(str(refused.value)) < 500
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

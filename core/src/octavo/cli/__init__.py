@@ -6,6 +6,7 @@ is imported, and nothing here imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.cli.interrupts import EXIT_INTERRUPTED
 from octavo.cli.parser import Parser, add_shared_options, early_options, split_command
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OctavoError, PluginError, one_line
@@ -21,13 +23,13 @@ from octavo.plugins import Survey, resolve_settings, survey
 from octavo.spec import Command, load_factory
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """As the shell reports a program that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `octavo` with `argv` (default: the process's arguments); the exit code."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows `?` for it
     try:
@@ -39,10 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # whoever read our output has left; the interpreter must not complain about it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the interpreter must not complain at exit of what cannot be written
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # whoever read our output has left
+            return EXIT_BROKEN_PIPE
+        print(f"octavo: error: {one_line(error)}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`octavo … >&-`) is None in Python; it becomes the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process
 
 
 def _run(argv: list[str]) -> int:
@@ -55,7 +67,7 @@ def _run(argv: list[str]) -> int:
     if name is None:
         return _help(globals_)
     _configure_logging()
-    offer = _find(_survey(argv).extensions.commands, name)
+    offer = _find(_survey(argv).extensions.commands, name, rest)
     command: Command = offer.entry
     parser = Parser(prog=f"octavo {name}", description=command.help)
     add_shared_options(parser)
@@ -72,8 +84,11 @@ def _survey(argv: list[str]) -> Survey:
     return survey(resolve_settings(file, command_line={"disable_plugins": ",".join(disabled)}).config)
 
 
-def _find(commands: Registry[Command], name: str) -> Offer[Command]:
+def _find(commands: Registry[Command], name: str, rest: Sequence[str]) -> Offer[Command]:
     if name not in commands:
+        if name in ("list", "show", "doctor"):
+            meant = " ".join(("octavo plugins", name, *rest))
+            raise ConfigError(f"no command is called {name!r}; did you mean `{meant}`?")
         raise ConfigError(commands.not_found(name))
     return commands[name]
 

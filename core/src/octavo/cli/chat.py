@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import Any
 
+from octavo.cli.model import load_llm
 from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError, InvalidRequestError
@@ -29,9 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     changes = sampling_changes(arguments)
 
-    from octavo.engine import LLM
-
-    with LLM.from_config(settings.config) as llm:
+    with load_llm(settings) as llm:
         params = llm.default_sampling_params(**changes)
         opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
         if arguments.message is not None:

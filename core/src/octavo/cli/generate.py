@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.cli.model import load_llm
 from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError
@@ -40,9 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     changes = sampling_changes(arguments)
 
-    from octavo.engine import LLM
-
-    with LLM.from_config(settings.config) as llm:
+    with load_llm(settings) as llm:
         params = llm.default_sampling_params(**changes)
         if arguments.json or len(prompts) > 1 or params.n > 1:
             outputs = llm.generate(prompts, params)

@@ -24,8 +24,11 @@ _SHORT = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """One flag `--section.key VALUE` for each key of the configuration, and short forms for the most used."""
+def add_engine_options(parser: argparse.ArgumentParser, listed: bool = True) -> None:
+    """One flag `--section.key VALUE` for each key of the configuration, and short forms for the most used.
+
+    Unless `listed`, the help leaves them out.
+    """
     groups: dict[str, Any] = {}
     for key, leaf in leaves_of(EngineConfig).items():
         section, dot, _ = key.rpartition(".")
@@ -37,9 +40,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         settings = {"dest": SETTING + key, "metavar": "VALUE", "default": argparse.SUPPRESS}
         flags = [_SHORT[key], dashed] if key in _SHORT else [dashed]
         text = f"{leaf.help} ({leaf.type_name}; default: {shown(leaf.default)})".replace("%", "%%")
-        groups[section].add_argument(*flags, help=text, **settings)
-        if dashed != f"--{key}":  # as files and `octavo config` spell it
-            parser.add_argument(f"--{key}", help=argparse.SUPPRESS, **settings)
+        groups[section].add_argument(*flags, help=text if listed else argparse.SUPPRESS, **settings)
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

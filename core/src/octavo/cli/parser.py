@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, suggestion
 
 PLUGIN_PREFIX = "--plugins."
 SETTING = "setting:"
@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are `ConfigError` and that takes `--plugins.<plugin>.<option> VALUE`.
 
     Which plugin options exist is known only once plugins are loaded, so they are taken as they come and checked then.
+    Long flags may be spelt with underscores for dashes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -30,9 +31,29 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # argparse would first complain about the unknown flag's value; flags after these belong to somebody else
+        if not any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
+            for flag in map(self._flag, split_plugin_options(args or [])[0]):
+                if flag == "--":
+                    break
+                if flag and flag not in self._option_string_actions:
+                    self.error(f"unknown option {flag}{suggestion(flag, self._option_string_actions)}")
+        return super().parse_args(args, namespace)
+
+    def _flag(self, argument: str) -> str:
+        """The long flag in `argument`, spelt as it was added; empty if there is none."""
+        flag = argument.partition("=")[0]
+        if not flag.startswith("--") or " " in flag:
+            return ""
+        dashed = flag.replace("_", "-")
+        return dashed if dashed in self._option_string_actions else flag
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         kept, chosen = split_plugin_options([] if args is None else args)
-        space, left = super().parse_known_args(kept, namespace)
+        end = kept.index("--") if "--" in kept else len(kept)
+        flags = [self._flag(a) + a[len(self._flag(a)) :] for a in kept[:end]]
+        space, left = super().parse_known_args([*flags, *kept[end:]], namespace)
         for key, value in chosen.items():
             setattr(space, SETTING + key, value)
         return space, left
@@ -60,7 +81,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
     """What stands before the command, the command, and what follows it."""
     position = 0
     while position < len(argv) and argv[position].startswith("-"):
-        position += 2 if argv[position] in ("--config", "--disable-plugin") else 1
+        position += 2 if argv[position].replace("_", "-") in ("--config", "--disable-plugin") else 1
     if position >= len(argv):
         return list(argv), None, []
     return list(argv[:position]), argv[position], list(argv[position + 1 :])

@@ -13,15 +13,16 @@ import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.tables import shown, table
-from octavo.errors import ConfigError, PluginError, suggestion
+from octavo.errors import ConfigError, PluginError
 from octavo.plugins import PluginReport, Survey, survey
+from octavo.plugins.resolve import plugin_suggestion
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("list", "show", "doctor"), default="list")
     parser.add_argument("name", nargs="?", help="the plugin to show")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_engine_options(parser)
+    add_engine_options(parser, listed=False)  # their values show in the report
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         reports = [report for report in reports if report.name == arguments.name]
         if not reports:
             names = [report.name for report in found.plugins()]
-            near = suggestion(arguments.name, names)
+            near = plugin_suggestion(arguments.name, names)
             raise PluginError(f"no plugin is called {arguments.name!r}{near}; there is: {', '.join(names)}")
     if arguments.json:
         _print_json(reports if arguments.action == "list" else reports[0])

@@ -11,12 +11,13 @@ import datetime
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -24,6 +25,17 @@ from octavo.errors import InvalidRequestError
 
 MAX_RENDERED_CHARS = 10_000_000
 MAX_SECONDS = 5.0
+
+_FILTERS = (
+    *("abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "int", "items", "join", "last"),
+    *("length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "safe", "select"),
+    *("selectattr", "sort", "string", "title", "tojson", "trim", "unique", "upper"),
+)
+_GLOBALS = ("range", "dict", "namespace")
+"""What chat templates use. Jinja's others can make much text or work out of little, and are left out."""
+_WIDENING = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"})
+"""Methods of `str` whose result may be of any length."""
+_MAX_INTEGER_BITS = 4096
 
 
 class ChatTemplate:
@@ -34,9 +46,6 @@ class ChatTemplate:
         self._environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
-        self._environment.filters["tojson"] = _tojson
-        functions: Any = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self._environment.globals.update(functions)
         self._source = source
         self._template: jinja2.Template | None = None
 
@@ -53,6 +62,9 @@ class ChatTemplate:
             return self._environment.render_within_limits(
                 self._template, {**given, "messages": checked, "add_generation_prompt": add_generation_prompt}
             )
+        except jinja2.TemplateAssertionError as error:
+            message = f"the model's chat template needs what is not offered: {error} There is: {', '.join(_FILTERS)}"
+            raise InvalidRequestError("messages", message) from error
         except jinja2.TemplateSyntaxError as error:
             raise InvalidRequestError("messages", f"the model's chat template is broken: {error}") from error
         except jinja2.TemplateError as error:
@@ -73,6 +85,23 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._local = threading.local()
+        self._growing: dict[str, Any] = {"join": self._join_text, "replace": self._replace_text}
+        self.filters = {name: made for name, made in self.filters.items() if name in _FILTERS}
+        self.filters |= {"tojson": _tojson, "join": self._join_items, "replace": self._replace_text}
+        functions: Any = {name: made for name, made in self.globals.items() if name in _GLOBALS}
+        self.globals = functions | {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return not (isinstance(obj, str) and attr in _WIDENING) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> None:
+        """None: Jinja would take `str.format` for safe."""
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        text = getattr(called, "__self__", None)
+        if isinstance(text, str) and called.__name__ in self._growing:
+            return self._growing[called.__name__](text, *args, **kwargs)
+        return super().call(context, called, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Limits().visit(super()._parse(source, name, filename))
@@ -97,15 +126,34 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.check_size(sum(map(len, texts)))
         return "".join(texts)
 
+    def _join_text(self, separator: Any, items: Iterable[Any]) -> str:
+        texts = [str(item) for item in items]
+        self.check_size(sum(map(len, texts)) + len(separator) * len(texts))
+        return separator.join(texts)
+
+    def _join_items(self, items: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
+        """Jinja's filter `join`."""
+        return self._join_text(str(d), items if attribute is None else map(make_attrgetter(self, attribute), items))
+
+    def _replace_text(self, text: Any, old: Any, new: Any, count: int | None = None) -> str:
+        text, old, new = str(text), str(old), str(new)
+        self.check_size(len(text) + text.count(old) * (len(new) - len(old)))
+        return text.replace(old, new, -1 if count is None else count)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (abs(left) <= 2**32 and abs(right) <= 64):
             raise jinja2.TemplateRuntimeError("its powers are too large")
         if operator == "%" and isinstance(left, str):
-            if any(len(digits) > 4 for digits in "".join(c if c.isdigit() else " " for c in left).split()):
+            numbers = "".join(c if c.isdigit() else " " for c in left).split()
+            stars = [n for n in right if isinstance(n, int)] if "*" in left and isinstance(right, tuple) else []
+            if any(len(digits) > 4 for digits in numbers) or any(abs(width) > 9999 for width in stars):
                 raise jinja2.TemplateRuntimeError("its format strings are too wide")
         elif operator in "+*":
             sizes = [len(side) if hasattr(side, "__len__") else None for side in (left, right)]
-            if operator == "+":
+            if isinstance(left, int) and isinstance(right, int):
+                if left.bit_length() + right.bit_length() > _MAX_INTEGER_BITS:
+                    raise jinja2.TemplateRuntimeError("its numbers are too large")
+            elif operator == "+":
                 self.check_size(sum(size or 0 for size in sizes))
             elif any(size is not None for size in sizes):
                 factors = [side if size is None else size for side, size in zip((left, right), sizes, strict=True)]

@@ -182,8 +182,10 @@ def _transform(model: Any, extensions: Extensions) -> Any:
             model = offer.entry.apply(model, extensions.options_of(offer))
         except Exception as error:
             raise PluginError(f"plugin {offer.origin}: model transform {offer.entry.name!r}: {error!r}") from error
-        if model is None:
-            raise PluginError(f"plugin {offer.origin}: model transform {offer.entry.name!r} returned no model")
+        if not isinstance(model, nn.Module):
+            raise PluginError(
+                f"plugin {offer.origin}: model transform {offer.entry.name!r} returned {model!r:.80}, not a model"
+            )
     return _frozen(model) if offers else model
 
 

@@ -12,6 +12,8 @@ from octavo.errors import ModelLoadError
 from octavo.spec import Tokenizer
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_LIMIT = 2**63
+"""Of lengths and factors: far beyond any model, and products still fit a float."""
 
 
 def derive_max_model_len(config: Mapping[str, Any]) -> int:
@@ -22,14 +24,14 @@ def derive_max_model_len(config: Mapping[str, Any]) -> int:
     `extended_max_model_len` is left to the user.
     """
     longest = next((config[key] for key in _LENGTH_KEYS if config.get(key) is not None), 2048)
-    if not isinstance(longest, int) or longest < 1:
-        raise ModelLoadError(f"the config's max_position_embeddings is {longest!r}, not a positive whole number")
+    _check_length("max_position_embeddings", longest)
     rope_type, factor, scaling = _rope(config)
     if rope_type == "linear":
         return int(longest * factor)
     if rope_type == "yarn":
         original = config.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
-        return max(longest, int((original or longest) * factor))
+        _check_length("original_max_position_embeddings", original := original or longest)
+        return max(longest, int(original * factor))
     return longest
 
 
@@ -43,10 +45,17 @@ def extended_max_model_len(config: Mapping[str, Any]) -> int:
 def _rope(config: Mapping[str, Any]) -> tuple[str, float, Mapping[str, Any]]:
     """Kind of rope scaling, its factor, and its other keys."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    factor = (scaling.get("factor") or 1.0) if isinstance(scaling, Mapping) else None
-    if not isinstance(factor, int | float) or factor <= 0:
-        raise ModelLoadError(f"the config's rope scaling makes no sense: {scaling!r}")
+    if not isinstance(scaling, Mapping):
+        raise ModelLoadError(f"the config's rope scaling makes no sense: {scaling!r} is no mapping")
+    factor = scaling.get("factor") or 1.0
+    if not isinstance(factor, int | float) or not 0 < factor < _LIMIT:
+        raise ModelLoadError(f"the config's rope scaling makes no sense: its factor is {factor!r}")
     return scaling.get("rope_type") or scaling.get("type") or "default", float(factor), scaling
+
+
+def _check_length(key: str, length: Any) -> None:
+    if not isinstance(length, int) or not 0 < length < _LIMIT:
+        raise ModelLoadError(f"the config's {key} is {length!r}, not a positive whole number")
 
 
 def eos_token_ids(

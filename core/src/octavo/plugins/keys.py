@@ -81,7 +81,7 @@ class Leaf:
         return re.sub("^Expected", "must be", message)
 
     def _message(self, reason: str, value: Any, source: str) -> str:
-        return f"{self.key}: {reason}; got {value!r}" + (f" from {source}" if source else "")
+        return f"{self.key}: {reason}; got {shortened(value)}" + (f" from {source}" if source else "")
 
 
 def leaves_of(section: type[Section], prefix: str = "") -> dict[str, Leaf]:
@@ -98,6 +98,15 @@ def leaves_of(section: type[Section], prefix: str = "") -> dict[str, Leaf]:
         unit = next((meta.extra["unit"] for meta in metas if "unit" in (meta.extra or {})), "")
         leaves[key] = Leaf(key, field.type, default, help_text, unit)
     return leaves
+
+
+def shortened(value: Any, most: int = 80) -> str:
+    """`repr(value)` for a message, cut to `most` characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, too deep a nest
+        text = f"a {type(value).__name__} too large to show"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def split_names(text: str) -> tuple[str, ...]:

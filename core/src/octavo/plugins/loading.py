@@ -73,7 +73,9 @@ MAKERS: Mapping[str, str] = {
 }
 """Hooks that the engine calls itself, later, to the field of `Extensions` that holds their implementations."""
 
-_CALLABLES = ("factory", "configure", "run", "apply", "can_read", "unavailable")
+CALLABLES = ("factory", "configure", "run", "apply", "can_read", "unavailable")
+"""Fields of entries that hold a callable or the import string of one."""
+_RENAME = "rename it, if the plugin is yours; otherwise update it, uninstall it, or disable it: disable_plugins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +137,22 @@ def _implementations(plugin: object) -> dict[str, pluggy.HookImpl]:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     found: dict[str, pluggy.HookImpl] = {}
     for attribute in dir(plugin):
-        value: Any = getattr(plugin, attribute, None)
-        options = manager.parse_hookimpl_opts(plugin, attribute)
+        try:
+            value: Any = getattr(plugin, attribute, None)
+            options = manager.parse_hookimpl_opts(plugin, attribute)
+        except (Exception, SystemExit) as error:  # a property, and pluggy looks at every attribute
+            raise PluginFault(f"its {attribute} raised {type(error).__name__}: {one_line(error)}") from error
         if options is None:
             if attribute.startswith("octavo_") and not isinstance(value, ModuleType):
                 if attribute in HOOKS:
                     raise PluginFault(f"{attribute} is not marked with @hookimpl of octavo.hookspecs")
-                raise PluginFault(f"no hook is called {attribute}{suggestion(attribute, HOOKS)}")
+                raise PluginFault(f"no hook is called {attribute}{suggestion(attribute, HOOKS)}", _RENAME)
             continue
         hook = options.get("specname") or attribute
         if hook not in HOOKS:
             if options.get("optionalhook"):
                 continue
-            raise PluginFault(f"no hook is called {hook}{suggestion(hook, HOOKS)}")
+            raise PluginFault(f"no hook is called {hook}{suggestion(hook, HOOKS)}", _RENAME)
         if options.get("wrapper") or options.get("hookwrapper"):
             raise PluginFault(f"{hook} wraps other plugins' hooks; each plugin is asked alone, so wrappers never run")
         implementation = pluggy.HookImpl(plugin, "", value, options)
@@ -183,7 +188,7 @@ def _entries(hook: str, kind: Kind, implementation: pluggy.HookImpl) -> tuple[An
         names.add(entry.name)
         for field in fields(entry):
             factory = getattr(entry, field.name)
-            if field.name in _CALLABLES and not callable(factory) and not _is_import_string(factory):
+            if field.name in CALLABLES and not callable(factory) and not _is_import_string(factory):
                 raise PluginFault(f"{hook}: {field.name} of {entry.name!r} must be callable or 'module:name'")
     return answer
 

@@ -5,18 +5,20 @@ Owns: the records behind `octavo plugins`. Must never know: how they are printed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.errors import one_line
 from octavo.extensions import Extensions, Offer, Origin
 from octavo.plugins.discovery import PluginFault
 from octavo.plugins.keys import leaves_of
-from octavo.plugins.loading import COLLECTING, MAKERS, Loaded
+from octavo.plugins.loading import CALLABLES, COLLECTING, MAKERS, Loaded
 from octavo.plugins.resolve import Resolution
+from octavo.spec import load_factory
 
 State = Literal["active", "idle", "disabled", "broken"]
 _WAITING_MAKERS = {"octavo_make_verifier", "octavo_make_queue"}
@@ -87,12 +89,13 @@ class Survey:
         return sorted(reports, key=lambda report: (report.name, report.distribution))
 
     def problems(self) -> list[Problem]:
-        """Everything wrong, with its mend."""
+        """Everything wrong, with its mend. Imports all that is on offer, torch too."""
         extensions = self.extensions
         problems = [Problem(b.origin.plugin, f"{b.origin} is broken: {b.reason}", b.mend) for b in extensions.broken]
         for error in self._resolution.errors:
             if not isinstance(error, PluginFault):  # those are about broken plugins
                 problems.append(Problem("", str(error), "correct the configuration; `octavo config` shows its sources"))
+        problems += [problem for one in self._resolution.loaded.values() for problem in _import_problems(one)]
         for offer in extensions.attention_backends.values():
             if reason := _unavailable(offer):
                 mend = f"give it what it lacks, or disable plugin {offer.origin.plugin}"
@@ -157,6 +160,25 @@ def _report(origin: Origin, requires: str, state: State, **details: Any) -> Plug
         state=state,
         **details,
     )
+
+
+def _import_problems(one: Loaded) -> Iterator[Problem]:
+    """What of the plugin's import strings leads nowhere."""
+    mend = "correct it, if the plugin is yours; otherwise install what it lacks, update it, or disable it"
+    for kind in COLLECTING.values():
+        for entry in one.entries.get(kind.registry, ()):
+            for name in CALLABLES:
+                if not isinstance(target := getattr(entry, name, None), str):
+                    continue
+                try:
+                    found = load_factory(target)
+                except (Exception, SystemExit) as error:
+                    reason = f"cannot be imported: {type(error).__name__}: {one_line(error)}"
+                else:
+                    reason = "" if callable(found) else "is not callable"
+                if reason:
+                    what = f"{one.candidate.origin}: {name} {target!r} of {kind.word} {entry.name!r}"
+                    yield Problem(one.name, f"{what} {reason}", mend)
 
 
 def _unavailable(offer: Offer[Any]) -> str | None:

@@ -9,7 +9,8 @@ engine raises the first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -66,6 +67,11 @@ def resolve(
     return state, extensions
 
 
+def plugin_suggestion(name: str, names: Iterable[str]) -> str:
+    """`suggestion` for a plugin's name, which may be written as its distribution's: `octavo-torch-sdpa`."""
+    return suggestion(re.sub("^octavo[-_]", "", name).replace("-", "_"), names)
+
+
 def _with_handed_over(found: Sequence[Candidate], plugins: Sequence[object]) -> list[Candidate]:
     """Installed plugins and those that the caller passed. One that is both keeps its distribution."""
     modules = {plugin.__name__ for plugin in plugins if isinstance(plugin, ModuleType)}
@@ -84,7 +90,7 @@ def _disable(state: Resolution, config: EngineConfig) -> None:
             there = ", ".join(sorted(names)) or "none"
             state.errors.append(
                 ConfigError(
-                    f"disable_plugins: no plugin is called {name!r}{suggestion(name, names)}; there is: {there}"
+                    f"disable_plugins: no plugin is called {name!r}{plugin_suggestion(name, names)}; there is: {there}"
                 )
             )
     state.disabled = [c for c in state.candidates if c.name in config.disable_plugins]
@@ -135,7 +141,7 @@ def _settle_clashes(state: Resolution, config: EngineConfig) -> None:
     """Two plugins that offer one name are an error, unless exactly one of them may override."""
     for name in config.override_plugins:
         if name not in {c.name for c in (*state.candidates, *state.disabled)}:
-            near = suggestion(name, state.loaded)
+            near = plugin_suggestion(name, state.loaded)
             state.errors.append(ConfigError(f"override_plugins: no plugin is called {name!r}{near}"))
     for kind in COLLECTING.values():
         claims: dict[str, list[Loaded]] = {}
@@ -162,8 +168,7 @@ def _parse_options(state: Resolution, config: EngineConfig, sources: Mapping[str
             state.errors.append(ConfigError(f"plugins.{name}: the plugin is disabled; enable it or drop its options"))
         elif name not in state.loaded:
             if not any(b.origin.plugin == name for b in state.broken):  # a broken one was reported already
-                near = suggestion(name, state.loaded)
-                state.errors.append(ConfigError(f"plugins.{name}: no such plugin is installed{near}"))
+                state.errors.append(ConfigError(_nobodys_options(name, state.loaded, sources)))
         elif (schema := state.loaded[name].schema) is None:
             state.errors.append(ConfigError(f"plugins.{name}: the plugin has no options"))
         else:
@@ -171,6 +176,15 @@ def _parse_options(state: Resolution, config: EngineConfig, sources: Mapping[str
                 state.options[name] = _options(name, schema, given, sources)
             except ConfigError as error:
                 state.errors.append(error)
+
+
+def _nobodys_options(name: str, loaded: Collection[str], sources: Mapping[str, str]) -> str:
+    source = next((f" from {sources[key]}" for key in sources if key.startswith(f"plugins.{name}.")), "")
+    there = ", ".join(sorted(set(loaded) - {BUILTIN})) or "none"
+    return (
+        f"plugins.{name}: no such plugin is installed{plugin_suggestion(name, loaded)}; installed: {there}; "
+        f"install the plugin, or remove its options{source}"
+    )
 
 
 def _options(name: str, schema: type[Section], given: Mapping[str, Any], sources: Mapping[str, str]) -> Section:

@@ -20,7 +20,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, one_line, suggestion
 from octavo.plugins.discovery import installed
-from octavo.plugins.keys import Leaf, leaves_of
+from octavo.plugins.keys import Leaf, leaves_of, shortened
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
@@ -108,25 +108,27 @@ def _of_file(leaves: Mapping[str, Leaf], path: Path) -> Iterator[Assignment]:
         raise ConfigError(f"configuration {source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"configuration {source} is not UTF-8 text") from error
-    if path.suffix == ".toml":
-        try:
-            tree: Any = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"configuration {source} is not valid TOML: {error}") from error
-    elif path.suffix in (".yaml", ".yml"):
-        import yaml  # only here: it is slow to import
-
-        try:
-            tree = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"configuration {source} is not valid YAML: {one_line(error)}") from error
-    else:
+    parsers = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+    if path.suffix not in parsers:
         raise ConfigError(f"configuration {source} must end in .toml, .yaml or .yml")
+    try:
+        tree: Any = parsers[path.suffix](text)
+    except Exception as error:  # YAML's constructors raise what they like, and brackets can nest too deep
+        kind = "TOML" if path.suffix == ".toml" else "YAML"
+        raise ConfigError(f"configuration {source} is not valid {kind}: {one_line(error)}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"configuration {source} must hold sections, not a {type(tree).__name__}")
     for key, value in tree.items():
         yield from _branch(leaves, str(key), value, source)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml  # only here: it is slow to import
+
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("aliases (*name) are not allowed; write the value out")  # a few of them can make terabytes
+    return yaml.safe_load(text)
 
 
 def _of_environment(leaves: Mapping[str, Leaf], env: Mapping[str, str]) -> Iterator[Assignment]:
@@ -203,12 +205,14 @@ def _branch(leaves: Mapping[str, Leaf], name: str, value: Any, source: str) -> I
         )
         raise ConfigError(f"unknown key {name!r} from {source}{owner or near}")
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}: must be a section of keys; got {value!r} from {source}")
+        raise ConfigError(f"{name}: must be a section of keys; got {shortened(value)} from {source}")
     for key, below in value.items():
         dotted = f"{name}.{key}"
         if name == "plugins":
             if not isinstance(below, Mapping):
-                raise ConfigError(f"{dotted}: must be a section of the plugin's options; got {below!r} from {source}")
+                raise ConfigError(
+                    f"{dotted}: must be a section of the plugin's options; got {shortened(below)} from {source}"
+                )
             for option, chosen in below.items():
                 yield Assignment(f"{dotted}.{option}", chosen, source)
         elif dotted in leaves:

@@ -212,8 +212,21 @@ def test_a_flipped_bit_of_small_tensors_is_noticed(model, path, cache_dir, caplo
         assert file.read_bytes() == good
 
 
+def test_exchanged_names_of_tensors_are_noticed(model, path, cache_dir, caplog):
+    """Two of one shape, so that the file stays one of the expected names, shapes and data."""
+    load(path)
+    file = entry(cache_dir) / "float32.safetensors"
+    good = file.read_bytes()
+    one, other = b"layers.0.self_attn.q_proj", b"layers.1.self_attn.q_proj"
+    file.write_bytes(good.replace(one, b"?").replace(other, one).replace(b"?", other, 1))
+    assert file.stat().st_size == len(good)
+    with caplog.at_level(logging.WARNING):
+        assert_right(model, load(path))
+    assert [str(file) in record.message for record in caplog.records] == [True]
+
+
 def test_of_large_tensors_samples_are_read(tmp_path):
-    """Every stretch as long as the distance of the samples is noticed; no more than 1 MiB beside the header is read."""
+    """Every stretch as long as the distance of the samples is noticed, and the first and the last byte."""
     shape = [4 << 20]
     file = tensor_file.TensorFile()
     file.open(tmp_path, torch.float32, {"x": shape})
@@ -222,13 +235,13 @@ def test_of_large_tensors_samples_are_read(tmp_path):
     path = tmp_path / "float32.safetensors"
     size = path.stat().st_size
     distance = size // 250
-    places = [*range(0, size - distance, size // 37), size - distance]
-    for place in places:
+    stretches = [(place, distance) for place in [*range(0, size - distance, size // 37), size - distance]]
+    for place, length in [*stretches, (size - 4 * shape[0] + 3, 1), (size - 1, 1)]:
         with path.open("r+b") as raw:
             raw.seek(place)
-            good = raw.read(distance)
+            good = raw.read(length)
             raw.seek(place)
-            raw.write(bytes(distance))
+            raw.write(bytes(length))
         with pytest.raises(ValueError, match="damaged"):
             tensor_file.read_tensors(tmp_path, torch.float32, {"x": shape})
         with path.open("r+b") as raw:

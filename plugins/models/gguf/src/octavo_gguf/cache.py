@@ -24,7 +24,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class ModelCache:
         return None
 
     @contextlib.contextmanager
-    def saving_tensors(self, dtype: torch.dtype, shapes: Shapes) -> Iterator[TensorFile]:
+    def saving_tensors(self, dtype: torch.dtype, shapes: Shapes) -> Generator[TensorFile, None, None]:
         """A file to add every tensor of `shapes` to, in that order; it counts if the block ends without exception."""
         file = TensorFile()
         try:

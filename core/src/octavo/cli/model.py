@@ -1,0 +1,30 @@
+"""How commands get a model: with a word while it loads, and Ctrl-C that works meanwhile.
+
+Owns: `load_llm`. Must never know: what the model is for.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from octavo.cli.interrupts import exit_on_interrupt
+from octavo.plugins import Settings
+
+if TYPE_CHECKING:
+    from octavo.engine import LLM
+
+
+def load_llm(settings: Settings) -> LLM:
+    """Build the engine. Raises what `LLM` raises."""
+    notice = "loading the model …"
+    if sys.stderr.isatty():
+        print(notice, end="\r", file=sys.stderr, flush=True)
+    try:
+        with exit_on_interrupt():
+            from octavo.engine import LLM
+
+            return LLM.from_config(settings.config)
+    finally:
+        if sys.stderr.isatty():
+            print(" " * len(notice), end="\r", file=sys.stderr, flush=True)
