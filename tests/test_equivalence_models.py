@@ -75,8 +75,13 @@ def model(family: str, tiny_model: TinyModel) -> tuple[Path, NextLogits, dict[st
     return path, dense_next_logits(open_source(str(path), extensions.weight_formats), extensions), {}
 
 
+def valid_tokens(llm: LLM) -> int | None:
+    tokenizer = llm.get_tokenizer()
+    return tokenizer.vocab_size if tokenizer is not None else None
+
+
 def check_all(llm: LLM, next_logits: NextLogits, known: dict[str, Any], jobs: list[Job], rounds: int = 1) -> list[Any]:
-    reference = Reference(next_logits, llm.engine, num_valid_tokens=llm.get_tokenizer().vocab_size if llm.get_tokenizer() else None)
+    reference = Reference(next_logits, llm.engine, num_valid_tokens=valid_tokens(llm))
     reference._known = known
     outputs: list[Any] = []
     for _ in range(rounds):
@@ -133,6 +138,6 @@ def test_the_comparison_notices_one_wrong_slot(model: Any) -> None:
                 cache[:, 11, 0] += 1.0
 
     outputs = run_jobs(llm.engine, [job], after_step=corrupt)
-    reference = Reference(next_logits, llm.engine, num_valid_tokens=llm.get_tokenizer().vocab_size if llm.get_tokenizer() else None)
+    reference = Reference(next_logits, llm.engine, num_valid_tokens=valid_tokens(llm))
     with pytest.raises(AssertionError):
         reference.check(job, outputs[0])

@@ -5,6 +5,7 @@ Owns: `load_llm`. Must never know: what the model is for.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,15 @@ def load_llm(settings: Settings) -> LLM:
     notice = "loading the model …"
     if sys.stderr.isatty():
         print(notice, end="\r", file=sys.stderr, flush=True)
+    # What is imported lives as long as the process; looking for garbage in it takes a fifth of the start.
+    gc.disable()
     try:
         with exit_on_interrupt():
             from octavo.engine import LLM
 
             return LLM.from_config(settings.config)
     finally:
+        gc.freeze()
+        gc.enable()
         if sys.stderr.isatty():
             print(" " * len(notice), end="\r", file=sys.stderr, flush=True)
