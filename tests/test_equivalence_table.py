@@ -89,7 +89,7 @@ def draw_params(rng: random.Random, processor: str) -> SamplingParams:
         seed=rng.randrange(2**40),
         max_tokens=rng.randint(4, 24),
         priority=rng.randint(-1, 1),
-        extra_args={"scripted": None} if processor != "none" else {},
+        extra_args={"scripted": True} if processor != "none" else {},
         **chosen,
     )
 
@@ -321,7 +321,7 @@ def test_background_work_that_fails_ends_its_request_alone() -> None:
 
     processor = ScriptedProcessor(forbid_some, attach)
     engine = table_llm(plugins=[processor]).engine
-    params = GREEDY.replace(extra_args={"scripted": None})
+    params = GREEDY.replace(extra_args={"scripted": True})
     jobs = [Job(prompt=(5, 6, 7 + i), params=params) for i in range(3)]
     jobs += [
         Job(prompt=(9, 9), params=GREEDY),

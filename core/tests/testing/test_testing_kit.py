@@ -146,7 +146,7 @@ def test_scripted_plugins_do_as_they_are_told() -> None:
     drafter = ScriptedDrafter(lambda sequence, most: [2] * most)
     processor = ScriptedProcessor(lambda logits, tokens: logits.fill_(0.0).index_fill_(0, torch.tensor([2]), 1.0))
     llm = table_llm(plugins=[drafter, processor], drafter="scripted", num_draft_tokens=3)
-    params = GREEDY.replace(max_tokens=9, extra_args={"scripted": None})
+    params = GREEDY.replace(max_tokens=9, extra_args={"scripted": True})
     assert llm.generate([[5]], params)[0].outputs[0].token_ids == (2,) * 9
     assert drafter.released == [1]
     assert processor.released == [(1, [2] * 9)]
