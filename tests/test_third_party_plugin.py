@@ -20,28 +20,45 @@ from octavo.spec import Command, LogitsProcessorEntry, ModelEntry
 
 @hookimpl
 def octavo_register_models():
-    return [ModelEntry(name="StrangerForCausalLM", factory="stranger_{name}.parts:Stranger")]
+    return [ModelEntry(name="StrangerForCausalLM", factory="stranger_{name}.model:Stranger")]
 
 
 @hookimpl
 def octavo_register_logits_processors():
-    return [LogitsProcessorEntry(name="shout", factory="stranger_{name}.parts:Shout")]
+    return [LogitsProcessorEntry(name="shout", factory="stranger_{name}.model:Shout")]
 
 
 @hookimpl
 def octavo_register_commands():
-    part = "stranger_{name}.parts"
+    part = "stranger_{name}.command"
     return [Command(name="hello", help="greet", configure=part + ":configure", run=part + ":run")]
 """
-PARTS = """
-class Stranger:
-    pass
+MODEL = """
+from octavo.testing.table_model import TableModel, logits_of
+
+
+class Stranger(TableModel):
+    def logits(self, hidden):
+        return logits_of(hidden[:, 0] + 1)
 
 
 class Shout:
-    pass
+    def __init__(self, context): ...
 
+    def attach(self, sequence):
+        return True
 
+    def prepare(self, rows): ...
+
+    def apply(self, logits, rows):
+        for row in rows:
+            logits[row.index, 32:] = -float("inf")
+
+    def accept(self, sequence, token_ids): ...
+
+    def release(self, sequence_id): ...
+"""
+COMMAND = """
 def configure(parser):
     parser.add_argument("who")
 
@@ -127,7 +144,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / "plugin.py").write_text(source)
-        (package / "parts.py").write_text(PARTS)
+        (package / "model.py").write_text(MODEL)
+        (package / "command.py").write_text(COMMAND)
         (root / name / "pyproject.toml").write_text(PROJECT.format(name=name, requires=requires))
         projects.append(root / name)
     wheels = root / "wheels"
@@ -169,6 +187,31 @@ def test_a_good_plugin_registers_and_works(environment: Environment) -> None:
     assert done.stdout.splitlines() == ["good (stranger-good 2.5) Stranger", "good (stranger-good 2.5) Shout"], (
         done.stderr
     )
+
+
+def test_its_model_and_its_processor_generate(environment: Environment) -> None:
+    script = """
+from octavo import SamplingParams
+from octavo.testing.naive import naive_generate
+from octavo.testing.table_model import state_of, table_llm
+from stranger_good.model import logits_of
+import torch
+
+options = dict(max_tokens=12, temperature=0, ignore_eos=True)
+llm = table_llm(autoload_plugins=True, architecture="StrangerForCausalLM", disable_plugins=["thief"])
+plain, shouted = llm.generate([[5, 6, 7]] * 2, [SamplingParams(**options, extra_args=e) for e in ({}, {"shout": True})])
+expected = naive_generate(
+    lambda tokens: logits_of(torch.tensor([state_of(tokens) + 1]))[0],
+    [5, 6, 7],
+    SamplingParams(**options),
+    max_model_len=512,
+)
+assert plain.outputs[0].token_ids == expected.token_ids
+assert max(shouted.outputs[0].token_ids) < 32 <= max(plain.outputs[0].token_ids)
+print("generated")
+"""
+    done = environment.run("python", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "generated\n"), done.stderr
 
 
 def test_the_list_tells_each_state_and_reason(environment: Environment) -> None:
