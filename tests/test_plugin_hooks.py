@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 
 from octavo import SamplingParams
+from octavo.errors import ConfigError
 from octavo.hookspecs import hookimpl
 from octavo.nn import Attention
 from octavo.runner.platforms import CPUPlatform
@@ -69,7 +70,6 @@ class WindowPolicy:
 
     rewindable = True
     prefix_cacheable = True
-    hit_search: Literal["dense", "window", "checkpoint"] = "window"
 
     def __init__(self, spec: WindowSpec, max_step_tokens: int) -> None:
         self.window, self.block_size, self.alignment = spec.window, spec.block_size, spec.block_size
@@ -288,6 +288,15 @@ def test_a_hybrid_model_gets_the_same_tokens_in_every_way(seed: int) -> None:
                     expected = truth[output.prompt_token_ids]
                     assert output.outputs[0].token_ids == expected
             llm.engine.check_integrity()
+
+
+def test_drafts_over_a_cache_that_cannot_be_rewound_are_refused_when_the_engine_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WindowPolicy, "rewindable", False)
+    hybrid_llm(EveryHook())
+    with pytest.raises(ConfigError, match=r"drafter 'scripted' .* WindowSpec"):
+        hybrid_llm(EveryHook(), plugins=[ScriptedDrafter(lambda sequence, most: [])], drafter="scripted")
 
 
 def test_the_plain_table_model_is_still_what_it_was() -> None:

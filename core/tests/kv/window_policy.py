@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from octavo.spec.kv import BlockHash, KVCacheSpec, KVPolicy
 
@@ -25,7 +24,6 @@ class WindowSpec(KVCacheSpec):
 class WindowPolicy(KVPolicy):
     rewindable = True
     prefix_cacheable = True
-    hit_search: Literal["dense", "window", "checkpoint"] = "window"
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec

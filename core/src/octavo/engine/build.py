@@ -147,6 +147,10 @@ def _size_cache(
         return offer.make(spec, config.scheduler.max_num_batched_tokens)
 
     groups = group_layers(executor.kv_cache_specs(), make_policy)
+    drafter = extensions.drafters.find(config.speculation.drafter).entry
+    fixed = [type(g.spec).__name__ for g in groups if drafter.rewinds and not g.policy.rewindable]
+    if fixed:
+        raise ConfigError(f"drafter {drafter.name!r} needs KV caches that can be rewound, unlike {', '.join(fixed)}")
     if config.cache.num_blocks is not None:
         return with_num_blocks(groups, config.cache.num_blocks)
     budget = parse_bytes(config.cache.memory)

@@ -6,7 +6,6 @@ Owns: `FullAttentionPolicy`. Must never know: pools, sequences, other kinds of c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from octavo.spec.kv import BlockHash, FullAttentionSpec, KVPolicy
 
@@ -16,7 +15,6 @@ class FullAttentionPolicy(KVPolicy):
 
     rewindable = True
     prefix_cacheable = True
-    hit_search: Literal["dense", "window", "checkpoint"] = "dense"
 
     def __init__(self, spec: FullAttentionSpec, max_step_tokens: int = 1) -> None:
         self.block_size = spec.block_size

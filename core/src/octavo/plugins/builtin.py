@@ -40,7 +40,7 @@ def octavo_register_logits_processors() -> list[LogitsProcessorEntry]:
 
 @hookimpl
 def octavo_register_drafters() -> list[DrafterEntry]:
-    return [DrafterEntry(name="none", factory="octavo.runner.drafting:NoDrafter")]
+    return [DrafterEntry(name="none", factory="octavo.runner.drafting:NoDrafter", rewinds=False)]
 
 
 @hookimpl

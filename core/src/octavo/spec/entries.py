@@ -82,6 +82,8 @@ class DrafterEntry:
 
     name: str
     factory: Factory
+    rewinds: bool = True
+    """Whether its drafts can be rejected, so that every KV cache has to be rewindable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

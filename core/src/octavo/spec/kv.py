@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 BlockHash = bytes
@@ -49,8 +49,6 @@ class KVPolicy(Protocol):
     """Whether the cache of rejected drafts can simply be overwritten; if not, the state is kept in checkpoints."""
     prefix_cacheable: bool
     """Whether blocks may be shared through prefix hashes."""
-    hit_search: Literal["dense", "window", "checkpoint"]
-    """Which earlier blocks a hit needs: all, those of a trailing window, or one checkpoint."""
     alignment: int
     """Hits are a multiple of this many tokens."""
 
