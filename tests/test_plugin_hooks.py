@@ -25,7 +25,6 @@ from octavo.spec import (
     AttentionBackendEntry,
     AttentionCapabilities,
     AttentionLayerParams,
-    AttentionMetadataInputs,
     ForwardBatch,
     FullAttentionSpec,
     KVCacheSpec,
@@ -96,33 +95,6 @@ class WindowPolicy:
 
     def eviction_key(self, block_index: int) -> int:
         return block_index
-
-
-class WindowAttention(TableAttention):
-    """Folds the last `sliding_window` token ids of the history instead of all."""
-
-    def forward(
-        self,
-        layer: AttentionLayerParams,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadataInputs,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        slots = kv_cache.view(-1, 2)
-        slots[metadata.slot_mapping, 0] = key[:, 0, 0]
-        assert layer.sliding_window is not None
-        states, starts = [], metadata.query_start_loc.tolist()
-        for i, seq_len in enumerate(metadata.seq_lens.tolist()):
-            num_queries = starts[i + 1] - starts[i]
-            for position in range(seq_len - num_queries, seq_len):
-                window = torch.arange(max(0, position - layer.sliding_window + 1), position + 1)
-                blocks = metadata.block_table[i].long()[window // metadata.block_size]
-                ids = slots[blocks * metadata.block_size + window % metadata.block_size, 0]
-                states.append(state_of([int(x) for x in ids.tolist()]))
-        return torch.tensor(states, dtype=torch.float32).view(-1, 1, 1)
 
 
 class HybridModel(TableModel):
@@ -196,7 +168,7 @@ class EveryHook:
         )
         rival = AttentionCapabilities(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}))
         return [
-            AttentionBackendEntry(name="window", factory=lambda _: WindowAttention(), capabilities=window),
+            AttentionBackendEntry(name="window", factory=lambda _: TableAttention(), capabilities=window),
             AttentionBackendEntry(name="rival", factory=lambda _: 1 / 0, capabilities=rival, priority=1000),
         ]
 

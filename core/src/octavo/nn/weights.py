@@ -4,7 +4,7 @@ A layer that holds a shard has `load_weight(parameter, tensor, shard=None)`, whi
 checkpoint and keeps its rank's part. For a fused layer `shard` says which of the tensors that it is made of comes;
 None is one that is fused already. Layers without `load_weight` are filled as they are.
 
-Owns: these helpers. Must never know: names of tensors or where they come from.
+Owns: these functions. Must never know: names of tensors or where they come from.
 """
 
 from __future__ import annotations

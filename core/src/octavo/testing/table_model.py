@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def table_next_logits(token_ids: Sequence[int]) -> torch.Tensor:
 
 
 class TableAttention:
-    """An attention backend that folds the token ids of the history; implements `AttentionBackend`."""
+    """An attention backend that folds the token ids of the history, or of a window; implements `AttentionBackend`."""
 
     def kv_shape(self, spec: KVCacheSpec, num_blocks: int) -> Sequence[int]:
         return (num_blocks, spec.block_size, 2)  # the spec counts a key and a value for each token
@@ -88,20 +89,21 @@ class TableAttention:
     ) -> torch.Tensor:  # [num_tokens, 1, 1]
         slots = kv_cache.view(-1, 2)
         slots[metadata.slot_mapping, 0] = key[:, 0, 0]
-        states = torch.empty(len(query))
+        states: list[int] = []
         starts = metadata.query_start_loc.tolist()
         for i, seq_len in enumerate(metadata.seq_lens.tolist()):
             positions = torch.arange(seq_len)
             blocks = metadata.block_table[i].long()[positions // metadata.block_size]
-            history = slots[blocks * metadata.block_size + positions % metadata.block_size, 0].tolist()
-            num_queries = starts[i + 1] - starts[i]
-            state = 0
-            for position, token_id in enumerate(history):
-                state = next_state(state, int(token_id))
-                row = starts[i] + position - (seq_len - num_queries)
-                if row >= starts[i]:
-                    states[row] = state
-        return states.view(-1, 1, 1)
+            history = slots[blocks * metadata.block_size + positions % metadata.block_size, 0]
+            first = seq_len - (starts[i + 1] - starts[i])
+            if layer.sliding_window is None:
+                ids = [int(x) for x in history.tolist()]
+                states += list(accumulate(ids, next_state, initial=0))[first + 1 :]
+            else:  # what left the window may be anything by now
+                for end in range(first + 1, seq_len + 1):
+                    window = history[max(0, end - layer.sliding_window) : end]
+                    states.append(state_of([int(x) for x in window.tolist()]))
+        return torch.tensor(states, dtype=torch.float32).view(-1, 1, 1)
 
 
 class TableModel(torch.nn.Module):
