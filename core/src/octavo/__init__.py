@@ -1,6 +1,6 @@
 """Octavo: an LLM inference engine whose features are plugins.
 
-`LLM` and `SamplingParams` are what most programs need. Importing this package imports no torch.
+`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need. Importing them imports no torch.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.sampling_params import SamplingParams
+from octavo.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from octavo.engine import LLM, LLMEngine
 
-__all__ = ["LLM", "LLMEngine", "SamplingParams"]
+__all__ = ["LLM", "LLMEngine", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:

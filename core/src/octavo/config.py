@@ -78,12 +78,30 @@ class SamplingConfig(Section, frozen=True):
         tuple[str, ...],
         _doc("Processors of plugins that see every request; others wait for a request to name them."),
     ] = ()
-    verifier: Annotated[str, _doc("Acceptance rule for drafts: exact, or a plugin's.")] = "exact"
+    verifier: Annotated[
+        str, _doc("Acceptance rule for drafts: exact (same tokens as without), rejection, or a plugin's.")
+    ] = "exact"
 
 
 class SpeculationConfig(Section, frozen=True):
     drafter: Annotated[str, _doc("Who proposes draft tokens: none, or a plugin's drafter.")] = "none"
-    num_draft_tokens: Annotated[int, Meta(ge=0, le=128), _doc("Most drafts per sequence and step.")] = 4
+    num_draft_tokens: Annotated[int, Meta(ge=0, le=128), _doc("Most drafts per sequence and step.")] = 16
+    adaptive: Annotated[
+        bool, _doc("Verify only as many drafts as measured acceptance and step times make worth it; false: all.")
+    ] = True
+
+
+class StructuredOutputsConfig(Section, frozen=True):
+    grammar_backend: Annotated[
+        str, _doc("Grammar backend for requests that name none; auto: the highest priority that has the kind.")
+    ] = "auto"
+    jump_forward: Annotated[bool, _doc("Propose text that the grammar forces as drafts.")] = True
+    compile_timeout: Annotated[float, Meta(gt=0), _doc("Seconds that the compilation of one grammar may take.")] = 10.0
+    max_compile_bytes: Annotated[
+        int, Meta(ge=2**20), _doc("Bytes of memory that the compilation of one grammar may take.")
+    ] = 2**30
+    max_source_bytes: Annotated[PositiveInt, _doc("Longest schema, regex or grammar in bytes.")] = 2**18
+    max_cached_bytes: Annotated[int, Meta(ge=0), _doc("Memory in bytes for compiled grammars that are kept.")] = 2**28
 
 
 class AttentionConfig(Section, frozen=True):
@@ -99,6 +117,7 @@ class EngineConfig(Section, frozen=True):
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
+    structured_outputs: StructuredOutputsConfig = msgspec.field(default_factory=StructuredOutputsConfig)
     attention: AttentionConfig = msgspec.field(default_factory=AttentionConfig)
     plugins: Annotated[dict[str, dict[str, Any]], _doc("Options of plugins: plugins.<plugin>.<option>.")] = (
         msgspec.field(default_factory=dict)

@@ -54,6 +54,8 @@ class Request:
     """Prefix cache entries are shared only between requests of one salt."""
     adapter: str | None = None
     """Name of the adapter (LoRA) that the request runs with; part of its prefix hashes."""
+    processors: tuple[str, ...] = ()
+    """Logits processors that it asks for, besides those that see every request."""
     media: tuple[MediaSpan, ...] = ()
     """Where other inputs than text stand in the prompt; part of the hashes of the blocks that they reach."""
 

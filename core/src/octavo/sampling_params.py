@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, suggestion
+from octavo.structured_outputs import StructuredOutputsParams
 
 MAX_N = 1024
 MAX_LOGPROBS = 128
@@ -76,6 +77,8 @@ class SamplingParams:
     """False returns token ids only; stop strings then need to be empty."""
     priority: int = 0
     """Under the priority policy lower values run first."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have; a mapping of its fields will do."""
     extra_args: Mapping[str, Any] = field(default_factory=dict)
     """Options for logits processors of plugins, by the processor's name. A name nobody offers is an error.
 
@@ -96,6 +99,7 @@ class SamplingParams:
         )
         self._check_numbers()
         self._check_lists()
+        self._set("structured_outputs", _structured_outputs(self.structured_outputs))
 
     @property
     def is_greedy(self) -> bool:
@@ -194,6 +198,20 @@ def _real(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _structured_outputs(given: Any) -> StructuredOutputsParams | None:
+    if given is None or isinstance(given, StructuredOutputsParams):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError("structured_outputs", f"must be StructuredOutputsParams, got {type(given).__name__}")
+    try:
+        return StructuredOutputsParams(**given)
+    except TypeError:
+        known = StructuredOutputsParams.__slots__
+        unknown = next(iter(set(map(str, given)) - set(known)), "")
+        near = suggestion(unknown, known)
+        raise InvalidRequestError("structured_outputs", f"has no field {unknown!r}{near}") from None
 
 
 def _token_id(name: str, value: Any) -> int:

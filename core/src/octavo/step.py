@@ -71,6 +71,8 @@ class SequenceResult:
     """Drafts to verify in the next step."""
     error: str | None = None
     """Set if this sequence, and it alone, failed."""
+    complete: bool = False
+    """The output is complete with `token_ids`, for a logits processor says so."""
 
 
 @dataclass(frozen=True, slots=True)

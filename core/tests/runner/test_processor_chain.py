@@ -28,6 +28,8 @@ class Recorder:
         self.name, self.order, self.log, self.always = name, order, log, always
         self.answer: Any = True
         self.fail_in: set[str] = set()
+        self.complete_with: int | None = None
+        self.refines = False
 
     def make(self, context: ProcessorContext) -> Recorder:
         self._did("make", context.vocab_size)
@@ -50,8 +52,13 @@ class Recorder:
         for row in rows:
             logits[row.index] += 1
 
-    def accept(self, sequence, token_ids) -> None:
+    def accept(self, sequence, token_ids) -> int | None:
         self._did("accept", (sequence.sequence_id, list(token_ids)))
+        return self.complete_with
+
+    def refine_drafts(self, sequence, draft_token_ids, max_drafts) -> list[int]:
+        self._did("refine", (list(draft_token_ids), max_drafts))
+        return [*draft_token_ids, 9]
 
     def release(self, sequence_id: int) -> None:
         self._did("release", sequence_id)
@@ -66,7 +73,8 @@ class Recorders:
     @hookimpl
     def octavo_register_logits_processors(self) -> list[LogitsProcessorEntry]:
         return [
-            LogitsProcessorEntry(name=r.name, factory=r.make, always=r.always, order=r.order) for r in self._recorders
+            LogitsProcessorEntry(name=r.name, factory=r.make, always=r.always, order=r.order, refines_drafts=r.refines)
+            for r in self._recorders
         ]
 
 
@@ -74,12 +82,13 @@ class Setup:
     def __init__(self, *specs: tuple[str, int, bool], configured: tuple[str, ...] = ()) -> None:
         self.log: list[Any] = []
         self.plugins = {name: Recorder(name, order, self.log, always) for name, order, always in specs}
-        config = EngineConfig(autoload_plugins=False)
-        self.extensions = load_extensions(config, plugins=[Recorders(list(self.plugins.values()))])
         self.configured = configured
         self.chain: ProcessorChain
 
     def build(self) -> Setup:
+        config = EngineConfig(autoload_plugins=False)
+        self.extensions = load_extensions(config, plugins=[Recorders(list(self.plugins.values()))])
+
         def context(offer) -> ProcessorContext:
             return ProcessorContext(
                 options=None,
@@ -101,7 +110,8 @@ def sequence_of(sequence_id: int, *named: str) -> RunnerSequence:
     request = Request(
         request_id="r",
         prompt_token_ids=(1, 2),
-        sampling_params=SamplingParams(extra_args=dict.fromkeys(named, 1)),
+        sampling_params=SamplingParams(),
+        processors=named,
         seed=0,
         eos_token_ids=frozenset(),
         max_tokens=4,
@@ -124,7 +134,7 @@ def test_processors_work_in_rising_order_then_by_name() -> None:
     errors: dict[int, str] = {}
     setup.chain.prepare(work, errors)
     setup.chain.apply(work, torch.zeros(1, 8), errors)
-    assert setup.chain.accept(sequence, [3]) is None
+    assert setup.chain.accept(sequence, [3], {}) is None
     order = ["early", "a", "b", "late"]
     for what in ("attach", "prepare", "apply", "accept"):
         assert [name for name, _ in setup.did(what)] == order
@@ -160,7 +170,7 @@ def test_one_that_is_not_interested_is_never_called_again() -> None:
     sequence = sequence_of(1, "a")
     attached(setup, sequence)
     assert setup.chain.rows_for([sequence], [()], [0]) == []
-    setup.chain.accept(sequence, [1])
+    setup.chain.accept(sequence, [1], {})
     setup.chain.release(1)
     assert [event for event, *_ in setup.log] == ["make", "attach"]
 
@@ -266,9 +276,29 @@ def test_a_failure_to_accept_is_reported_for_that_sequence() -> None:
     sequence = sequence_of(1, "a")
     attached(setup, sequence)
     setup.plugins["a"].fail_in = {"accept"}
-    error = setup.chain.accept(sequence, [1])
-    assert error is not None
-    assert "a cannot accept" in error
+    errors: dict[int, str] = {}
+    setup.chain.accept(sequence, [1], errors)
+    assert list(errors) == [1]
+    assert "a cannot accept" in errors[1]
+
+
+def test_the_output_is_complete_with_the_fewest_tokens_that_a_processor_names() -> None:
+    setup = Setup(("a", 1, False), ("b", 2, False), ("c", 3, False)).build()
+    sequence = sequence_of(1, "a", "b", "c")
+    attached(setup, sequence)
+    setup.plugins["a"].complete_with = 3
+    setup.plugins["c"].complete_with = 2
+    assert setup.chain.accept(sequence, [1, 2, 3], {}) == 2
+
+
+def test_only_those_that_refine_drafts_see_them() -> None:
+    setup = Setup(("a", 1, False), ("b", 2, False))
+    setup.plugins["b"].refines = True
+    setup.build()
+    sequence = sequence_of(1, "a", "b")
+    attached(setup, sequence)
+    assert setup.chain.refine(sequence, [4, 5], 3) == [4, 5, 9]
+    assert setup.did("refine") == [("b", ([4, 5], 3))]
 
 
 def test_a_failure_to_release_does_not_keep_others_from_it(caplog) -> None:

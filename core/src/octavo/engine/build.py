@@ -90,6 +90,7 @@ def _assemble(
         eos_token_ids=eos_token_ids(source.config, generation_config, tokenizer),
         generation_config=generation_config,
         processors=extensions.logits_processors,
+        grammar_backend=config.structured_outputs.grammar_backend,
         seed=config.sampling.seed,
     )
     observers = _make_observers(config, extensions)

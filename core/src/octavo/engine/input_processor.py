@@ -16,6 +16,7 @@ from octavo.extensions import Registry
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, whole_number
 from octavo.spec import LogitsProcessorEntry, Tokenizer
+from octavo.structured_outputs import StructuredOutputsParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt`."""
@@ -37,6 +38,7 @@ class InputProcessor:
         eos_token_ids: Iterable[int],
         generation_config: Mapping[str, Any],
         processors: Registry[LogitsProcessorEntry],
+        grammar_backend: str,
         seed: int | None,
     ) -> None:
         """`model_len_reason` says what `max_model_len` comes from, for the error of a prompt that is too long."""
@@ -50,6 +52,7 @@ class InputProcessor:
             self._defaults["temperature"] = 0.0
         self._check_defaults()
         self._processors = processors
+        self._default_grammar_backend = grammar_backend
         self._seed = seed
         self._num_seedless = 0
 
@@ -88,6 +91,7 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             prompt=text,
             cache_salt=cache_salt,
+            processors=self._processors_for(params),
         )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
@@ -129,9 +133,6 @@ class InputProcessor:
             value = getattr(params, name)
             if value is not None and value > self._vocab_size:
                 raise InvalidRequestError(name, f"must be at most the vocabulary's size, {self._vocab_size}")
-        for name in params.extra_args:
-            if name not in self._processors:
-                raise InvalidRequestError("extra_args", self._processors.not_found(name))
         if params.bad_words:
             self._need_tokenizer("bad_words")
         if params.stop:
@@ -145,6 +146,26 @@ class InputProcessor:
                     stop_token_ids=[*params.stop_token_ids, *special],
                 )
         return params
+
+    def _processors_for(self, params: SamplingParams) -> tuple[str, ...]:
+        """The logits processors that a request asks for: those named in `extra_args`, and its grammar backend."""
+        for name in params.extra_args:
+            if name not in self._processors:
+                raise InvalidRequestError("extra_args", self._processors.not_found(name))
+        if params.structured_outputs is None:
+            return tuple(params.extra_args)
+        return (*params.extra_args, self._grammar_backend(params.structured_outputs))
+
+    def _grammar_backend(self, wanted: StructuredOutputsParams) -> str:
+        able = {n: o.entry.priority for n, o in self._processors.items() if wanted.kind in o.entry.grammar_kinds}
+        name = wanted.backend or self._default_grammar_backend
+        if name == "auto" and able:
+            return max(able, key=lambda n: (able[n], n))
+        if name in able:
+            return name
+        there = f"there is: {', '.join(able)}" if able else "install one, octavo-xgrammar for example"
+        which = "no grammar backend" if name == "auto" else f"no grammar backend {name!r}"
+        raise InvalidRequestError("structured_outputs", f"{which} for {wanted.kind}; {there}")
 
     def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
         worst = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)

@@ -64,7 +64,11 @@ class Completion:
             self.token_ids.append(token_id)
             if update.logprobs:
                 self.logprobs.append(update.logprobs[i])
-            ends_by_token = i == last and update.finish_reason is FinishReason.STOP
+            ends_by_token = (
+                i == last
+                and update.finish_reason is FinishReason.STOP
+                and token_id in self.request.stop_token_ids  # not so where a processor says that the output is complete
+            )
             hidden = ends_by_token and not self.request.sampling_params.include_stop_str_in_output
             if self.detokenizer is not None and not hidden:
                 self._show(self.detokenizer.push((token_id,)))

@@ -17,6 +17,7 @@ import tokenizers
 
 from octavo.errors import InvalidRequestError, ModelLoadError
 from octavo.loading.chat_template import ChatTemplate
+from octavo.loading.spelling import Spelling
 from octavo.spec import TokenizerData
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class HFTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._special_by_text = {token.content: i for i, token in added.items() if token.special}
+        self._added = frozenset(added)
+        self._spelling = Spelling(data.tokenizer_json)
         self.vocab_size = self._count_ids()
         self._bos_token = data.bos_token
         self.bos_token_id = self._id_of(data.bos_token, "bos_token")
@@ -77,6 +80,13 @@ class HFTokenizer:
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty for an id that the vocabulary lacks."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Empty for special tokens and for ids that the vocabulary lacks."""
+        token = self.token(token_id)
+        if token_id in self._added:  # spelt as the text has it
+            return b"" if token_id in self.special_token_ids else token.encode()
+        return self._spelling.to_bytes(token)
 
     def special_token_id(self, text: str) -> int | None:
         return self._special_by_text.get(text)

@@ -5,7 +5,6 @@ Owns: the order of a step on the device side. Must never know: queues, block acc
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,11 +16,11 @@ from octavo.nn import LocalCommunicator, attention_layers
 from octavo.request import TokenLogprobs
 from octavo.runner.attention import bind_kv_cache
 from octavo.runner.devices import choose_device
-from octavo.runner.drafting import usable_drafts
+from octavo.runner.drafting import Drafting, draw_drafts
 from octavo.runner.input_batch import InputBatch, RunnerSequence, StepInputs
 from octavo.runner.logit_rows import LogitRows, blank_bad_rows, choose_logit_rows, cut_at_bad_rows
 from octavo.runner.processing import ProcessorChain
-from octavo.runner.profiling import dummy_attention_inputs
+from octavo.runner.profiling import dummy_attention_inputs, least_seconds
 from octavo.sampling.logprobs import gather_logprobs
 from octavo.spec import (
     AttentionBackend,
@@ -39,12 +38,12 @@ from octavo.spec import (
 )
 from octavo.step import Attachment, AttachRequest, SchedulerOutput, SequenceResult, StepResult
 
-logger = logging.getLogger(__name__)
-
 _PROMPT_LOGPROB_ROWS = 128
 """Logits of at most so many prompt positions are held at a time."""
 _UNMEASURED_PROFILE_TOKENS = 16
 """Where the device cannot tell its peak memory, a short pass proves that the model runs."""
+_COST_SECONDS = 1.5
+"""So long may the measurement of step costs take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,8 @@ class Step:
     processor_rows: list[tuple[str, list[LogitRow]]]
     errors: dict[int, str] = field(default_factory=dict)
     """Why a sequence failed in this step, by sequence id."""
+    complete: dict[int, int] = field(default_factory=dict)
+    """With how many tokens of this step a sequence's output is complete, by sequence id."""
 
 
 class ModelRunner:
@@ -83,6 +84,7 @@ class ModelRunner:
         )
         self._vocab_size = self._model.vocab_size
         self._num_drafts = config.speculation.num_draft_tokens
+        self._verifier: Verifier = extensions.first(extensions.verifier_makers, "verifier", config.sampling.verifier)
         drafter_offer = extensions.drafters.find(config.speculation.drafter)
         self._drafter = drafter_offer.make(
             TargetView(
@@ -93,13 +95,13 @@ class ModelRunner:
                 max_model_len=context.max_model_len,
                 num_draft_tokens=self._num_drafts,
                 options=extensions.options_of(drafter_offer),
+                draw=draw_drafts if self._verifier.wants_draft_probs else None,
             )
         )
-        self._drafter_works = True
         self._models = [m for m in (self._model, self._drafter.model) if m is not None]
         """Everything with attention layers: the target, and the drafter's own layers."""
-        self._verifier: Verifier = extensions.first(extensions.verifier_makers, "verifier", config.sampling.verifier)
         self._processors = ProcessorChain(extensions, config.sampling.logits_processors, self._processor_context)
+        self._drafting = Drafting(config.speculation.drafter, self._drafter, self._processors, self._vocab_size)
         self._backends: list[AttentionBackend] = []
         self._batch: InputBatch
         self._step: Step | None = None
@@ -129,6 +131,13 @@ class ModelRunner:
         self._notes["memory"] = f"{free / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB free after loading"
         return max(0, free)
 
+    def measure_step_costs(self, sizes: Sequence[int]) -> Sequence[float]:
+        def run(num_tokens: int) -> None:
+            self._dummy_step(num_tokens)
+            self._choice.platform.synchronize()
+
+        return least_seconds(run, sizes, _COST_SECONDS)
+
     @torch.inference_mode()
     def _dummy_step(self, num_tokens: int) -> None:
         num_tokens = min(num_tokens, self._max_model_len)
@@ -136,7 +145,7 @@ class ModelRunner:
         metadata = [backend.build_metadata(inputs) for backend in self._backends]
         token_ids = torch.zeros_like(inputs.positions)
         hidden = self._model.forward(ForwardBatch(token_ids, inputs.positions, metadata))
-        self._model.logits(hidden[: self._config.scheduler.max_num_seqs])
+        self._model.logits(hidden[: self._config.scheduler.max_num_seqs * (1 + self._num_drafts)])
 
     def initialize_kv_cache(self, layout: KVCacheLayout) -> None:
         """Choose attention backends, allocate the cache, and start from an empty batch."""
@@ -167,10 +176,7 @@ class ModelRunner:
         for sequence_id in sequence_ids:
             if self._batch.remove(sequence_id) is not None:
                 self._processors.release(sequence_id)
-                try:
-                    self._drafter.release(sequence_id)
-                except Exception:  # the sequences of the plan behind it have no part in that
-                    logger.exception("the drafter failed to release a sequence")
+                self._drafting.release(sequence_id)
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> None:
@@ -178,6 +184,7 @@ class ModelRunner:
         self.detach(plan.released)
         for sequence_id in plan.preempted:
             self._batch.drop_row(sequence_id)
+            self._drafting.drop(sequence_id)
         for start in plan.started:
             self._batch.start(start)
         self._step_id, self._step = plan.step_id, None
@@ -202,9 +209,9 @@ class ModelRunner:
         for sequence, token_ids in zip(step.rows.sequences, tokens, strict=True):
             if sequence.sequence_id not in step.errors:
                 sequence.append(token_ids)
-                error = self._processors.accept(sequence, token_ids)
-                if error is not None:
-                    step.errors[sequence.sequence_id] = error
+                complete = self._processors.accept(sequence, token_ids, step.errors)
+                if complete is not None:
+                    step.complete[sequence.sequence_id] = complete
         drafts = self._draft(step, tokens)
         results = [
             SequenceResult(s.sequence_id, prompt_logprobs=prompt_logprobs.get(i, ()))
@@ -215,8 +222,14 @@ class ModelRunner:
             if sequence_id in step.errors:
                 results[i] = SequenceResult(sequence_id, error=step.errors[sequence_id])
             else:
+                complete = step.complete.get(sequence_id)
                 results[i] = SequenceResult(
-                    sequence_id, tuple(tokens[n]), logprobs[n], results[i].prompt_logprobs, drafts.get(n, ())
+                    sequence_id,
+                    tuple(tokens[n][:complete]),
+                    logprobs[n][:complete],
+                    results[i].prompt_logprobs,
+                    drafts.get(n, ()),
+                    complete=complete is not None,
                 )
         return StepResult(self._step_id, tuple(results))
 
@@ -230,7 +243,7 @@ class ModelRunner:
             logits[:, self._tokenizer.vocab_size :] = -torch.inf  # rows of a padded vocabulary mean nothing
         self._processors.apply(step.processor_rows, logits, step.errors)
         bad = blank_bad_rows(logits)
-        tokens = self._verifier.verify(logits, rows.verify_rows())
+        tokens = self._verifier.verify(logits, rows.verify_rows(self._drafting.probs))
         if bad:
             tokens = cut_at_bad_rows(rows, tokens, bad, step.errors)
         logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(tokens)
@@ -267,7 +280,7 @@ class ModelRunner:
             request = sequence.request
             longest = min(len(request.prompt_token_ids) + request.max_tokens, self._max_model_len)
             room = min(self._num_drafts, longest - sequence.num_tokens - 1)
-            if room <= 0 or sequence.sequence_id in step.errors:
+            if room <= 0 or sequence.sequence_id in step.errors or sequence.sequence_id in step.complete:
                 continue
             hidden = None
             if self._drafter.wants_hidden:
@@ -275,15 +288,7 @@ class ModelRunner:
                 hidden = step.hidden[start : start + len(token_ids)]
             indices.append(n)
             rows.append(DraftRow(sequence, len(token_ids) - 1, room, hidden))
-        if not rows or not self._drafter_works:
-            return {}
-        try:
-            proposals = self._drafter.propose(rows)
-            return {n: usable_drafts(d, r, self._vocab_size) for n, r, d in zip(indices, rows, proposals, strict=True)}
-        except Exception:  # drafts only save time, so no request may suffer
-            logger.exception("drafter %r failed; this engine goes on without drafts", self._config.speculation.drafter)
-            self._drafter_works = False
-            return {}
+        return dict(zip(indices, self._drafting.propose(rows), strict=True))
 
     def _processor_context(self, offer: Offer[LogitsProcessorEntry]) -> ProcessorContext:
         return ProcessorContext(
@@ -293,4 +298,5 @@ class ModelRunner:
             device=self._choice.device,
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_num_draft_tokens=self._num_drafts,
+            structured_outputs=self._config.structured_outputs,
         )

@@ -9,7 +9,7 @@ import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from octavo.spec import (
     LogitsProcessor,
     LogitsProcessorEntry,
     ProcessorContext,
+    RefinesDrafts,
     SequenceView,
 )
 from octavo.step import Attachment
@@ -50,7 +51,7 @@ class ProcessorChain:
 
     def attach(self, sequence: SequenceView) -> None:
         """Offer the sequence to all processors that it may concern; `poll` tells when it can run."""
-        names = dict.fromkeys([*self._for_all, *sequence.request.sampling_params.extra_args])
+        names = dict.fromkeys([*self._for_all, *sequence.request.processors])
         attached = self._attached[sequence.sequence_id] = []
         pending: list[Future[Any]] = []
         name = None
@@ -126,14 +127,30 @@ class ProcessorChain:
             if rows:
                 self._guard(name, rows, errors, self._processors[name].apply, logits, rows)
 
-    def accept(self, sequence: SequenceView, token_ids: Sequence[int]) -> str | None:
-        """Tell the attached processors what was committed; an error message if one fails."""
+    def accept(self, sequence: SequenceView, token_ids: Sequence[int], errors: dict[int, str]) -> int | None:
+        """Tell the attached processors what was committed; the number of tokens with which the output is complete."""
+        complete: int | None = None
         for name in self._attached.get(sequence.sequence_id, ()):
             try:
-                self._processors[name].accept(sequence, token_ids)
+                answer = self._processors[name].accept(sequence, token_ids)
             except Exception as error:
-                return self._describe(name, error)
-        return None
+                errors[sequence.sequence_id] = self._describe(name, error)
+                return None
+            if answer is not None:
+                complete = answer if complete is None else min(answer, complete)
+        return complete
+
+    def refines(self, sequence: SequenceView) -> bool:
+        """Whether any attached processor refines drafts."""
+        return any(self._registry[n].entry.refines_drafts for n in self._attached.get(sequence.sequence_id, ()))
+
+    def refine(self, sequence: SequenceView, drafts: Sequence[int], max_drafts: int) -> Sequence[int]:
+        """The drafts as those attached processors leave them that know something of what comes."""
+        for name in self._attached.get(sequence.sequence_id, ()):
+            if self._registry[name].entry.refines_drafts:
+                processor = cast(RefinesDrafts, self._processors[name])
+                drafts = processor.refine_drafts(sequence, drafts, max_drafts)
+        return drafts
 
     def _processor(self, name: str) -> LogitsProcessor:
         if name not in self._processors:

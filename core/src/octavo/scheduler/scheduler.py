@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from octavo.config import SchedulerConfig
 from octavo.kv import KVCacheManager, PrefixHit
 from octavo.request import FinishReason, Request, TokenLogprobs
+from octavo.scheduler.draft_sizing import AllDrafts
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 from octavo.spec.schedule import WaitingQueue
 from octavo.step import (
@@ -53,7 +54,9 @@ class Scheduler:
         queue: WaitingQueue,
         max_model_len: int,
         num_lookahead_tokens: int = 0,
+        drafts: AllDrafts | None = None,
     ) -> None:
+        """`drafts` decides how many of the proposed drafts a step verifies; none: all."""
         self.max_model_len = min(max_model_len, kv.capacity_tokens)
         self.num_preempted = 0
         """Sequences preempted by the last `schedule`."""
@@ -64,6 +67,7 @@ class Scheduler:
         self._kv = kv
         self._queue = queue
         self._num_lookahead_tokens = num_lookahead_tokens
+        self._drafts = AllDrafts() if drafts is None else drafts
         self._sequences: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # in the order of admission
         self._released: list[int] = []
@@ -109,6 +113,7 @@ class Scheduler:
         """The plan of the next step."""
         step = _Step(self._config.max_num_batched_tokens)
         self.prefix_queries = self.prefix_hits = 0
+        self._drafts.choose(self._running, step.budget)
         self._schedule_running(step)
         if not step.preempted:  # what was just taken from one must not go to another
             self._admit_waiting(step)
@@ -124,12 +129,14 @@ class Scheduler:
         self._released.clear()
         return plan
 
-    def commit(self, plan: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
-        """Apply what a step computed. Results of sequences that ended in the meantime are dropped.
+    def commit(self, plan: SchedulerOutput, result: StepResult, duration: float | None = None) -> list[SequenceUpdate]:
+        """Apply what a step computed in `duration` seconds. Results of sequences that ended meanwhile are dropped.
 
         Returns one update for each sequence that got tokens or prompt log probabilities, or ended.
         """
         assert plan.step_id == result.step_id, f"result of step {result.step_id} for the plan of step {plan.step_id}"
+        if duration is not None and all(s.num_scheduled_tokens == len(s.draft_token_ids) + 1 for s in plan.scheduled):
+            self._drafts.timed(plan.num_scheduled_tokens, duration)
         updates = []
         for planned, outcome in zip(plan.scheduled, result.sequences, strict=True):
             assert planned.sequence_id == outcome.sequence_id, "results are not in the order of the plan"
@@ -173,6 +180,10 @@ class Scheduler:
             num_tokens, drafts = self._next_tokens(sequence, num_computed, step.budget)
             total = min(num_computed + num_tokens + self._num_lookahead_tokens, limit)
             blocks = allocate(sequence, total)
+            if blocks is None and drafts:  # they are not worth the preemption of anybody
+                num_tokens, drafts = num_tokens - len(drafts), ()
+                total = min(num_computed + num_tokens + self._num_lookahead_tokens, limit)
+                blocks = allocate(sequence, total)
             if blocks is None:
                 blocks = self._allocate_by_preempting(step, sequence, total)
                 if blocks is None:
@@ -274,11 +285,14 @@ class Scheduler:
         sequence.num_computed_tokens = len(sequence.token_ids) - 1
         self._kv.commit(sequence, sequence.num_computed_tokens)
         token_ids, logprobs = outcome.token_ids[:count], outcome.logprobs[:count]
+        if outcome.complete and reason is None:
+            reason = FinishReason.STOP
         if reason is not None:
             return self._end(sequence, reason, stop_reason, None, token_ids, logprobs, prompt_logprobs)
-        if outcome.draft_token_ids:
+        if self._kv.rewindable:  # or else no draft may be rejected
             room = sequence.max_num_tokens - len(sequence.token_ids) - 1  # the last token is never a draft
             sequence.draft_token_ids = outcome.draft_token_ids[:room]
+            self._drafts.observe(sequence, token_ids, sequence.draft_token_ids)
         return sequence.update(token_ids, logprobs, prompt_logprobs)
 
     def _end(
@@ -298,6 +312,7 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self._sequences[sequence.sequence_id]
+        self._drafts.forget(sequence.sequence_id)
         self._released.append(sequence.sequence_id)
         return sequence.update(token_ids, logprobs, prompt_logprobs, reason, stop_reason, error)
 

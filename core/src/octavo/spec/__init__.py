@@ -1,7 +1,7 @@
 """The contracts between core and plugins: Protocols and frozen records. Imports no torch.
 
-A plugin imports this package, `octavo.hookspecs`, `octavo.nn`, the records of layer 0 and `octavo.testing`;
-nothing else of Octavo, and never another plugin.
+A plugin imports this package, `octavo.hookspecs`, `octavo.nn`, `octavo.grammar`, the records of layer 0 and
+`octavo.testing`; nothing else of Octavo, and never another plugin.
 """
 
 from octavo.spec.attention import (
@@ -10,7 +10,7 @@ from octavo.spec.attention import (
     AttentionLayerParams,
     AttentionMetadataInputs,
 )
-from octavo.spec.draft import Drafter, DraftRow, TargetView
+from octavo.spec.draft import Draft, Drafter, DraftRow, DrawDrafts, TargetView
 from octavo.spec.entries import (
     AttentionBackendEntry,
     Command,
@@ -26,6 +26,7 @@ from octavo.spec.entries import (
     load_factory,
 )
 from octavo.spec.executor import Executor, ExecutorContext, KVCacheLayout
+from octavo.spec.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRows
 from octavo.spec.kv import FullAttentionSpec, KVCacheSpec, KVPolicy
 from octavo.spec.model import Communicator, ForwardBatch, Model, ModelContext
 from octavo.spec.observer import Observer
@@ -34,6 +35,7 @@ from octavo.spec.sampling import (
     LogitRow,
     LogitsProcessor,
     ProcessorContext,
+    RefinesDrafts,
     SequenceView,
     Verifier,
     VerifyRows,
@@ -49,15 +51,20 @@ __all__ = [
     "AttentionMetadataInputs",
     "Command",
     "Communicator",
+    "CompiledGrammar",
+    "Draft",
     "DraftRow",
     "Drafter",
     "DrafterEntry",
+    "DrawDrafts",
     "Executor",
     "ExecutorContext",
     "ExecutorEntry",
     "Factory",
     "ForwardBatch",
     "FullAttentionSpec",
+    "GrammarBackend",
+    "GrammarMatcher",
     "KVCacheLayout",
     "KVCacheSpec",
     "KVPolicy",
@@ -65,6 +72,7 @@ __all__ = [
     "LogitRow",
     "LogitsProcessor",
     "LogitsProcessorEntry",
+    "MaskRows",
     "MemoryInfo",
     "Model",
     "ModelContext",
@@ -76,6 +84,7 @@ __all__ = [
     "PlatformEntry",
     "ProcessorContext",
     "QueuedSequence",
+    "RefinesDrafts",
     "SequenceView",
     "TargetView",
     "Tokenizer",

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from octavo.spec.weights import Tokenizer
 
 
+class DrawDrafts(Protocol):
+    """Draws drafts with the randomness of the request, so that the same request gives the same drafts."""
+
+    def __call__(self, rows: Sequence[DraftRow], index: int, probs: torch.Tensor) -> torch.Tensor:
+        """Token ids int64 [num_rows]: the draft with `index` drafts before it in its proposal, for each of the rows.
+
+        `probs` [num_rows, vocab_size] float32, each row a distribution.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetView:
     """What a drafter may see of the target: read-only."""
@@ -28,6 +39,9 @@ class TargetView:
     """Most drafts for each sequence and step."""
     options: Any
     """The plugin's own options, parsed by its schema."""
+    draw: DrawDrafts | None = None
+    """How to draw drafts that are offered as `Draft`; None if the verifier takes no probabilities, and then the
+    likeliest tokens are the best drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +57,23 @@ class DraftRow:
     """Target's hidden states at the accepted drafts' positions and the last one; None unless wanted."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Drafts that were drawn, with what they were drawn from: the p/q rule accepts more of them than it could without.
+
+    Each must be a draw (`TargetView.draw`) from its row of `probs`, and whether it is there must not depend on its
+    own value, or else the output's distribution suffers.
+    """
+
+    token_ids: Sequence[int]
+    probs: torch.Tensor  # [num_drafts, vocab_size] float32
+
+
 class Drafter(Protocol):
     """Proposes drafts after each step. Built by `factory(target)`.
 
-    Whatever it proposes, the tokens of a request stay the same: a bad drafter only costs time.
+    Whatever it proposes, the tokens of a request stay the same: a bad drafter only costs time. Under a verifier that
+    takes probabilities, it is their distribution that stays the same.
     """
 
     wants_hidden: bool
@@ -56,8 +83,8 @@ class Drafter(Protocol):
     model: Model | None
     """The drafter's own layers, whose KV caches are allocated as ordinary groups; None if it has none."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
-        """Up to `row.max_drafts` draft token ids for each row; more are cut off.
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | Draft]:
+        """Up to `row.max_drafts` draft token ids for each row, or a `Draft` of them; more are cut off.
 
         An exception is logged, and the engine goes on without drafts.
         """

@@ -96,6 +96,12 @@ class LogitsProcessorEntry:
     """True: asked about every request. False: only where the configuration or `extra_args` names it."""
     order: int = 0
     """Processors apply in rising order; masks (grammars) come last, at 100."""
+    refines_drafts: bool = False
+    """Whether it has `refine_drafts`; see `RefinesDrafts`."""
+    grammar_kinds: frozenset[str] = frozenset()
+    """Kinds of `StructuredOutputsParams` that it enforces; exactly one such processor gets a request that has one."""
+    priority: int = 0
+    """Among those that enforce a kind, the highest serves requests that name no backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,14 @@ class Executor(Protocol):
 
     def initialize_kv_cache(self, layout: KVCacheLayout) -> None: ...
 
+    def measure_step_costs(self, sizes: Sequence[int]) -> Sequence[float]:
+        """Seconds that a step of each of these numbers of tokens takes on the slowest device, every token with logits.
+
+        `sizes` rise. It takes a second or two and answers for as many of the first sizes as that allows, at least one.
+        Called once after `initialize_kv_cache`, before any sequence is attached, and only if drafts can be rejected.
+        """
+        ...
+
     def attach(self, requests: Sequence[AttachRequest]) -> None:
         """Announce sequences, so that processors can prepare. `poll` says when they may be scheduled."""
         ...

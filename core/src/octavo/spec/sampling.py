@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo.config import StructuredOutputsConfig
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 
@@ -62,6 +63,7 @@ class ProcessorContext:
     device: torch.device
     max_num_seqs: int
     max_num_draft_tokens: int
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
 
 class LogitsProcessor(Protocol):
@@ -87,12 +89,26 @@ class LogitsProcessor(Protocol):
         """Change `logits` [num_logit_rows, vocab_size] float32 in place, in the rows `row.index` only."""
         ...
 
-    def accept(self, sequence: SequenceView, token_ids: Sequence[int]) -> None:
-        """`token_ids` were committed to `sequence`, whose view already ends with them."""
+    def accept(self, sequence: SequenceView, token_ids: Sequence[int]) -> int | None:
+        """`token_ids` were committed to `sequence`, whose view already ends with them.
+
+        A number: the output is complete with so many of them; the sequence ends there with `FinishReason.STOP`.
+        """
         ...
 
     def release(self, sequence_id: int) -> None:
         """Forget the sequence; called exactly once for each attached one."""
+        ...
+
+
+class RefinesDrafts(LogitsProcessor, Protocol):
+    """A processor that knows something of what comes; its entry says `refines_drafts`."""
+
+    def refine_drafts(self, sequence: SequenceView, draft_token_ids: Sequence[int], max_drafts: int) -> Sequence[int]:
+        """Better drafts than the drafter's: cut before one that cannot be accepted, put in what is certain.
+
+        `sequence` is as after `accept`; the drafts, perhaps none, continue it. At most `max_drafts` are of use.
+        """
         ...
 
 
@@ -105,7 +121,9 @@ class VerifyRows:
 
     row_start: np.ndarray  # [num_seqs + 1] int64
     draft_token_ids: np.ndarray  # [num_rows] int64: the draft that follows each row, -1 for a bonus row
-    draft_probs: torch.Tensor | None  # [num_rows, vocab_size]: the drafter's distribution at each draft
+    draft_probs: Mapping[int, torch.Tensor]
+    """What the first drafts of a sequence were drawn from, [<= num_drafts[i], vocab_size], by index i of the sequence.
+    Drafts without are certain: all of their distribution is on the draft."""
     params: Sequence[SamplingParams]  # [num_seqs]
     seeds: np.ndarray  # [num_seqs] uint64: seed of the request
     child_indices: np.ndarray  # [num_seqs] int64
@@ -118,6 +136,9 @@ class VerifyRows:
 
 class Verifier(Protocol):
     """Turns logits into tokens, accepting drafts on the way. Zero drafts is plain sampling."""
+
+    wants_draft_probs: bool
+    """Whether drafters are to draw their drafts and offer what they drew them from."""
 
     def verify(self, logits: torch.Tensor, rows: VerifyRows) -> Sequence[Sequence[int]]:
         """For each sequence, the accepted drafts and then one more token.

@@ -28,6 +28,10 @@ class Tokenizer(Protocol):
         """The token as the vocabulary spells it."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text, in UTF-8, perhaps part of a character; empty for special tokens."""
+        ...
+
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is spelt `text`, if there is one."""
         ...
