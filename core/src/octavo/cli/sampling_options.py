@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Collection
 from typing import Any
 
+from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 
 _NUMBERS = {
@@ -38,6 +39,18 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int, leave
     group.add_argument("--stop", action="append", default=argparse.SUPPRESS, help="text that ends it; repeatable")
     group.add_argument("--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="go on after the end token")
     parser.set_defaults(default_max_tokens=max_tokens)
+    _add_structured_outputs(parser.add_argument_group("structured output"))
+
+
+def _add_structured_outputs(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--json-schema", dest="schema", metavar="SCHEMA", help="JSON that obeys this schema; text, or @FILE"
+    )
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--regex", metavar="REGEX", help="text that matches this regular expression")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; repeatable")
+    group.add_argument("--grammar", metavar="GRAMMAR", help="text of this context-free grammar; text, or @FILE")
+    group.add_argument("--any-whitespace", action="store_true", help="JSON with whitespace in it, not compact")
 
 
 def sampling_changes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -45,5 +58,26 @@ def sampling_changes(arguments: argparse.Namespace) -> dict[str, Any]:
     names = [*_NUMBERS, "stop", "ignore_eos"]
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     changes = {"max_tokens": arguments.default_max_tokens} | given
+    constraint = {
+        "json": _text_or_file(arguments.schema),
+        "json_object": arguments.json_object or None,
+        "regex": arguments.regex,
+        "choice": arguments.choice,
+        "grammar": _text_or_file(arguments.grammar),
+        "any_whitespace": arguments.any_whitespace or None,
+    }
+    if constraint := {name: value for name, value in constraint.items() if value is not None}:
+        changes["structured_outputs"] = constraint
     SamplingParams(**changes)  # refuses bad values before a model is loaded
     return changes
+
+
+def _text_or_file(given: str | None) -> str | None:
+    """What an option says, or the contents of the file that it names behind an `@`."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        with open(given[1:], encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {given[1:]!r}: {error}") from error
