@@ -91,5 +91,5 @@ class Drafter(Protocol):
         ...
 
     def release(self, sequence_id: int) -> None:
-        """Forget the sequence."""
+        """Forget the sequence. A view that `propose` was given may be kept, and read here for the last time."""
         ...
