@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-CORE = Path(__file__).parents[1] / "core"
+Environment = Any  # that of conftest.py
 
 GOOD = """
 from octavo.hookspecs import hookimpl
@@ -103,42 +100,9 @@ dependencies = ["{requires}"]
 pytestmark = pytest.mark.slow
 
 
-class Environment:
-    """A virtual environment, and commands run in it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("OCTAVO_", "PYTHON", "VIRTUAL_ENV"))}
-        command = [str(self.path / "bin" / argv[0]), *argv[1:]]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, env=env | variables, cwd=self.path, timeout=120
-        )
-
-    def load(self, *statements: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Load `extensions` in this environment and run `statements`."""
-        lines = (
-            "from octavo.plugins import load_extensions, resolve_settings",
-            "from octavo.spec import load_factory",
-            "extensions = load_extensions(resolve_settings().config)",
-            *statements,
-        )
-        return self.run("python", "-c", "\n".join(lines), **variables)
-
-
-def _pip(*arguments: str) -> None:
-    quiet = ["--disable-pip-version-check", "--quiet", "--no-input"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *quiet, *arguments], capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(tmp_path_factory: pytest.TempPathFactory, make_environment: Any) -> Environment:
     root = tmp_path_factory.mktemp("strangers")
-    projects = [CORE]
     for name, (source, requires) in PLUGINS.items():
         package = root / name / f"stranger_{name}"
         package.mkdir(parents=True)
@@ -147,27 +111,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
         (package / "model.py").write_text(MODEL)
         (package / "command.py").write_text(COMMAND)
         (root / name / "pyproject.toml").write_text(PROJECT.format(name=name, requires=requires))
-        projects.append(root / name)
-    wheels = root / "wheels"
-    _pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels), *map(str, projects))
-    venv = root / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
-    _lend_dependencies(venv)
-    python = str(venv / "bin" / "python")
-    _pip("--python", python, "install", "--no-deps", "--no-index", *map(str, sorted(wheels.glob("*.whl"))))
-    return Environment(venv)
-
-
-def _lend_dependencies(venv: Path) -> None:
-    """Link what core depends on (torch is large), but nothing of Octavo's own, into the new environment."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    target = venv / "lib" / version / "site-packages"
-    for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for installed in Path(path).iterdir():
-            if installed.name.startswith(("octavo", "_editable")) or installed.suffix == ".pth":
-                continue
-            if not (target / installed.name).exists():
-                (target / installed.name).symlink_to(installed)
+    return make_environment(root, [root / name for name in PLUGINS])
 
 
 def test_core_comes_from_its_wheel(environment: Environment) -> None:

@@ -216,3 +216,28 @@ def test_backends_are_chosen_by_request_then_configuration_then_priority() -> No
             llm.engine.inputs.make_request("r", [5], SamplingParams(structured_outputs=params))
     with pytest.raises(InvalidRequestError, match="no grammar backend for choice"):
         table_llm().generate([[5]], guided())
+
+
+def test_a_matcher_that_cannot_go_on_ends_its_own_sequence_with_its_reason() -> None:
+    class TiredPlugin(ChoicePlugin):
+        """Its matchers give up on texts that begin with Q."""
+
+        @hookimpl
+        def octavo_register_logits_processors(self) -> list[LogitsProcessorEntry]:
+            kinds = frozenset({"choice"})
+            return [LogitsProcessorEntry(name="tired", factory=self.make, order=100, grammar_kinds=kinds)]
+
+        def make(self, context: Any) -> GrammarProcessor:
+            class Backend(ChoiceBackend):
+                def fill_bitmask(self, work: Any, bitmask: np.ndarray) -> None:
+                    super().fill_bitmask(work, bitmask)
+                    for item in work:
+                        if item.matcher.forced_text().startswith("Q"):
+                            item.matcher.failure = "it is tired"
+
+            return GrammarProcessor(Backend(context), context)
+
+    llm = table_llm(plugins=[TiredPlugin()])
+    good, bad = llm.generate([[5], [6]], [guided(["ABC"]), guided(["QQ"])])
+    assert good.outputs[0].text == "ABC"
+    assert bad.outputs[0].error == "structured_outputs: it is tired"

@@ -10,7 +10,7 @@ text as drafts. Must never know: any grammar library, how a request came to its 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -115,7 +115,7 @@ class GrammarProcessor:
         self._states[sequence.sequence_id] = _State(compilation)
         return True if compilation.done() else _follow(compilation)
 
-    def prepare(self, rows: Sequence[LogitRow]) -> None:
+    def prepare(self, rows: Sequence[LogitRow]) -> Mapping[int, str]:
         """Fill the bitmask; a sequence's rows stand together, the one after its committed tokens first."""
         self._bitmask = np.full((len(rows), self._num_words), -1, dtype=np.int32)
         self._mask_row = {row.index: i for i, row in enumerate(rows)}
@@ -126,6 +126,8 @@ class GrammarProcessor:
             if not row.draft_token_ids
         ]
         self._backend.fill_bitmask(work, self._bitmask)
+        matchers = ((row.sequence.sequence_id, self._matcher(row.sequence)) for row in rows if not row.draft_token_ids)
+        return {i: f"structured_outputs: {m.failure}" for i, m in matchers if m.failure is not None}
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         words = self._bitmask[[self._mask_row[row.index] for row in rows]]

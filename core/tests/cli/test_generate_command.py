@@ -207,3 +207,26 @@ def test_a_process_of_its_own_prints_what_its_terminal_can_show(tiny_model) -> N
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"x")
     assert b"?" in done.stdout
+
+
+def test_what_became_of_drafts_is_told_at_the_end(run: Run, texts, monkeypatch) -> None:
+    (text,) = texts("the")
+    assert run("the", *QUICK)[2] == "", "nobody drafts, nothing is said"
+    from octavo.runner.drafting import NoDrafter
+
+    answer = run_ids(run, "the")
+    right = lambda self, rows: [answer[len(r.sequence.output_token_ids) :][: r.max_drafts] for r in rows]  # noqa: E731
+    monkeypatch.setattr(NoDrafter, "propose", right)
+    code, out, err = run("the", "--speculation.adaptive", "false", "--speculation.num-draft-tokens", "2", *QUICK)
+    assert (code, out) == (0, f"the{text}\n")
+    # six tokens: one with the prompt, three in the next step, and then one draft before the last
+    assert "[drafts: 3 proposed, 3 verified, 3 accepted (100%); 2.00 tokens a step of a sequence]" in err
+    assert "[accepted by position: 100% 100%]" in err
+    monkeypatch.setattr(NoDrafter, "propose", lambda self, rows: [[2] * r.max_drafts for r in rows])
+    code, out, err = run("the", "x", "--json", "--speculation.adaptive", "false", *QUICK)
+    assert [json.loads(line)["outputs"][0]["text"] for line in out.splitlines()] == texts("the", "x")
+    assert "accepted by position" in err
+
+
+def run_ids(run: Run, prompt: str) -> list[int]:
+    return json.loads(run(prompt, "--json", *QUICK)[1])["outputs"][0]["token_ids"]

@@ -43,7 +43,7 @@ def test_a_schema_may_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"enum": ["é"]}', encoding="utf-8")
     assert changes("--json-schema", f"@{file}")["structured_outputs"] == {"json": '{"enum": ["é"]}'}
-    with pytest.raises(ConfigError, match="missing.json"):
+    with pytest.raises(ConfigError, match=r"missing\.json"):
         changes("--json-schema", "@missing.json")
 
 

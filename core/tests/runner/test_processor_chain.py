@@ -297,7 +297,7 @@ def test_only_those_that_refine_drafts_see_them() -> None:
     setup.build()
     sequence = sequence_of(1, "a", "b")
     attached(setup, sequence)
-    assert setup.chain.refine(sequence, [4, 5], 3) == [4, 5, 9]
+    assert setup.chain.refine(sequence, [4, 5], 3, {}) == [4, 5, 9]
     assert setup.did("refine") == [("b", ([4, 5], 3))]
 
 

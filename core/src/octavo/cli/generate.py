@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.cli.draft_report import DraftReport
 from octavo.cli.model import load_llm
 from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.sampling_options import add_sampling_options, sampling_changes
@@ -40,15 +41,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError('no prompt: octavo generate "The capital of France is", or --file FILE')
     settings = settings_from(arguments)
     changes = sampling_changes(arguments)
+    drafts = DraftReport()
 
-    with load_llm(settings) as llm:
+    with load_llm(settings, [drafts]) as llm:
         params = llm.default_sampling_params(**changes)
         if arguments.json or len(prompts) > 1 or params.n > 1:
             outputs = llm.generate(prompts, params)
             for output in outputs:
                 print(_json_line(output) if arguments.json else _plain(output, not arguments.no_echo))
-            return _exit_code(outputs)
-        return _stream(llm, prompts[0], params, echo=not arguments.no_echo)
+        else:
+            outputs = [_stream(llm, prompts[0], params, echo=not arguments.no_echo)]
+    for line in drafts.lines():
+        print(line, file=sys.stderr)
+    return _exit_code(outputs)
 
 
 def _read_lines(file: str) -> list[str]:
@@ -65,8 +70,8 @@ def _read_lines(file: str) -> list[str]:
     return [line.removesuffix("\n") for line in io.StringIO(text, newline=None) if line.strip()]
 
 
-def _stream(llm: Any, prompt: str, params: Any, echo: bool) -> int:
-    """Print one completion as it comes."""
+def _stream(llm: Any, prompt: str, params: Any, echo: bool) -> Any:
+    """Print one completion as it comes; its last output."""
     shown, output = 0, None
     for output in llm.stream(prompt, params):
         text = output.outputs[0].text
@@ -76,7 +81,7 @@ def _stream(llm: Any, prompt: str, params: Any, echo: bool) -> int:
         print(text[shown:], end="", flush=True)
         shown = len(text)
     print()
-    return _exit_code([output])
+    return output
 
 
 def _exit_code(outputs: list[Any]) -> int:

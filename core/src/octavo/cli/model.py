@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from octavo.cli.interrupts import exit_on_interrupt
 from octavo.plugins import Settings
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from octavo.engine import LLM
 
 
-def load_llm(settings: Settings) -> LLM:
-    """Build the engine. Raises what `LLM` raises."""
+def load_llm(settings: Settings, plugins: Sequence[Any] = ()) -> LLM:
+    """Build the engine, with `plugins` besides the installed ones. Raises what `LLM` raises."""
     notice = "loading the model …"
     if sys.stderr.isatty():
         print(notice, end="\r", file=sys.stderr, flush=True)
@@ -27,7 +28,7 @@ def load_llm(settings: Settings) -> LLM:
         with exit_on_interrupt():
             from octavo.engine import LLM
 
-            return LLM.from_config(settings.config)
+            return LLM.from_config(settings.config, plugins)
     finally:
         gc.freeze()
         gc.enable()

@@ -29,13 +29,18 @@ class LogitRows:
     def span(self, n: int) -> slice:
         return slice(int(self.start[n]), int(self.start[n + 1]))
 
-    def verify_rows(self) -> VerifyRows:
+    def verify_rows(self, draft_probs: Mapping[int, torch.Tensor] | None = None) -> VerifyRows:
+        """`draft_probs`: of the newest drafts, by sequence id; the first of them are these rows'."""
         num_rows = np.diff(self.start)
         first = np.repeat([s.num_tokens for s in self.sequences], num_rows)
         return VerifyRows(
             row_start=self.start,
             draft_token_ids=np.array([t for d in self.drafts for t in (*d, -1)], dtype=np.int64),
-            draft_probs=None,
+            draft_probs={
+                n: draft_probs[s.sequence_id][: len(d)]
+                for n, (s, d) in enumerate(zip(self.sequences, self.drafts, strict=True))
+                if draft_probs and d and s.sequence_id in draft_probs
+            },
             params=[s.request.sampling_params for s in self.sequences],
             seeds=np.array([s.request.seed & 0xFFFFFFFFFFFFFFFF for s in self.sequences], dtype=np.uint64),
             child_indices=np.array([s.child_index for s in self.sequences], dtype=np.int64),

@@ -288,7 +288,7 @@ class ModelRunner:
                 hidden = step.hidden[start : start + len(token_ids)]
             indices.append(n)
             rows.append(DraftRow(sequence, len(token_ids) - 1, room, hidden))
-        return dict(zip(indices, self._drafting.propose(rows), strict=True))
+        return dict(zip(indices, self._drafting.propose(rows, step.errors), strict=True))
 
     def _processor_context(self, offer: Offer[LogitsProcessorEntry]) -> ProcessorContext:
         return ProcessorContext(

@@ -119,7 +119,8 @@ class ProcessorChain:
     def prepare(self, work: list[tuple[str, list[LogitRow]]], errors: dict[int, str]) -> None:
         """Let processors do their CPU work; failures are noted in `errors` by sequence id."""
         for name, rows in work:
-            self._guard(name, rows, errors, self._processors[name].prepare, rows)
+            failed = self._guard(name, rows, errors, self._processors[name].prepare, rows)
+            errors.update(failed or {})
 
     def apply(self, work: list[tuple[str, list[LogitRow]]], logits: torch.Tensor, errors: dict[int, str]) -> None:
         for name, rows in work:
@@ -144,12 +145,17 @@ class ProcessorChain:
         """Whether any attached processor refines drafts."""
         return any(self._registry[n].entry.refines_drafts for n in self._attached.get(sequence.sequence_id, ()))
 
-    def refine(self, sequence: SequenceView, drafts: Sequence[int], max_drafts: int) -> Sequence[int]:
+    def refine(
+        self, sequence: SequenceView, drafts: Sequence[int], max_drafts: int, errors: dict[int, str]
+    ) -> Sequence[int]:
         """The drafts as those attached processors leave them that know something of what comes."""
         for name in self._attached.get(sequence.sequence_id, ()):
             if self._registry[name].entry.refines_drafts:
                 processor = cast(RefinesDrafts, self._processors[name])
-                drafts = processor.refine_drafts(sequence, drafts, max_drafts)
+                try:
+                    drafts = processor.refine_drafts(sequence, drafts, max_drafts)
+                except Exception as error:  # its state may be halfway through the drafts
+                    errors[sequence.sequence_id] = self._describe(name, error)
         return drafts
 
     def _processor(self, name: str) -> LogitsProcessor:
@@ -159,13 +165,14 @@ class ProcessorChain:
         return self._processors[name]
 
     def _guard(
-        self, name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., None], *args: Any
-    ) -> None:
+        self, name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., Any], *args: Any
+    ) -> Any:
         try:
-            call(*args)
+            return call(*args)
         except Exception as error:
             message = self._describe(name, error)
             errors.update((row.sequence.sequence_id, message) for row in rows)
+        return None
 
     def _describe(self, name: str | None, error: BaseException) -> str:
         """One line for the user; the traceback of what is not a user's error goes to the log."""

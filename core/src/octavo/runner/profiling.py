@@ -1,9 +1,12 @@
-"""Inputs of a step that leaves no trace, to see that a model runs and how much memory it takes.
+"""Steps that leave no trace, to see that a model runs, how much memory it takes and how long.
 
-Owns: `dummy_attention_inputs`. Must never know: models, platforms.
+Owns: `dummy_attention_inputs`, `least_seconds`. Must never know: models, platforms.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,3 +32,27 @@ def dummy_attention_inputs(num_tokens: int, block_size: int, device: torch.devic
         max_seq_len=num_tokens,
         block_size=block_size,
     )
+
+
+def least_seconds(run: Callable[[int], None], sizes: Sequence[int], time_limit: float) -> list[float]:
+    """Seconds that `run` takes for each of `sizes`, which rise; for the first few only, if `time_limit` seconds pass.
+
+    Up to three rounds, as time allows, and the least counts: what disturbs a try only makes it longer.
+    """
+
+    def timed(size: int) -> float:
+        before = time.perf_counter()
+        run(size)
+        return time.perf_counter() - before
+
+    run(sizes[0])  # what is done once only is not part of the cost
+    start, found = time.perf_counter(), [timed(sizes[0])]
+    for size in sizes[1:]:
+        if time.perf_counter() - start + 2 * found[-1] > time_limit:  # it may take twice as long as the one before
+            break
+        found.append(timed(size))
+    for _ in range(2):
+        if time.perf_counter() - start + sum(found) > time_limit:
+            break
+        found = [min(seconds, timed(size)) for seconds, size in zip(found, sizes, strict=False)]
+    return found

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class GrammarMatcher(Protocol):
     """Where one sequence stands in its grammar."""
 
+    failure: str | None
+    """Why it cannot go on (a limit that it met on the way), for the user; None while all is well."""
+
     def accept(self, token_id: int) -> bool:
         """Move on by one token. False, and nothing has changed, if the grammar forbids it here."""
         ...
@@ -61,7 +64,7 @@ class GrammarBackend(Protocol):
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile a constraint; called in a background thread, perhaps in several at once.
 
-        It must end within `StructuredOutputsConfig.compile_timeout` seconds and stay within `compile_memory`.
+        It must end within `StructuredOutputsConfig.compile_timeout` seconds and stay within `max_compile_bytes`.
         Raises `InvalidRequestError` (field `structured_outputs`) for what it cannot compile, or would compile to
         something that does not enforce all of the constraint; the message names the keyword or the limit.
         """
@@ -71,6 +74,7 @@ class GrammarBackend(Protocol):
         """Write all rows of a step. `bitmask` [num_rows, ceil(vocab_size / 32)] int32 comes with all bits set.
 
         Bit t % 32 of word t // 32 says whether token t may follow; ids that are no tokens are forbidden. Rows behind
-        a draft that the grammar forbids are never reached and may be left. Matchers are afterwards as before.
+        a draft that the grammar forbids are never reached and may be left. Matchers are afterwards as before, but for
+        their `failure`.
         """
         ...

@@ -81,8 +81,11 @@ class LogitsProcessor(Protocol):
         """
         ...
 
-    def prepare(self, rows: Sequence[LogitRow]) -> None:
-        """Do CPU work for these rows (fill bitmasks) while the device runs the forward pass."""
+    def prepare(self, rows: Sequence[LogitRow]) -> Mapping[int, str] | None:
+        """Do CPU work for these rows (fill bitmasks) while the device runs the forward pass.
+
+        May return why some sequences cannot go on, by sequence id; they, and no others, end with that error.
+        """
         ...
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:

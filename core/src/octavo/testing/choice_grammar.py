@@ -72,6 +72,8 @@ class ChoiceGrammar:
 class ChoiceMatcher:
     """Implements `GrammarMatcher`; its state is the text so far, and whether it has ended."""
 
+    failure = None
+
     def __init__(self, token_bytes: Sequence[bytes], texts: Sequence[bytes], stop_token_ids: frozenset[int]) -> None:
         self._token_bytes, self._texts, self._stops = token_bytes, texts, stop_token_ids
         self._history: list[tuple[bytes, bool]] = [(b"", False)]

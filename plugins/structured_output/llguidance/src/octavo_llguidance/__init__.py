@@ -1,0 +1,1 @@
+"""Structured outputs with llguidance: a grammar backend."""
