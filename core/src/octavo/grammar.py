@@ -140,7 +140,7 @@ class GrammarProcessor:
         matcher, stops = self._matcher(sequence), sequence.request.stop_token_ids
         for count, token_id in enumerate(token_ids, 1):
             if not matcher.accept(token_id) and token_id not in stops:
-                raise RuntimeError(f"the grammar forbids token {token_id}, which its own bitmask allowed")
+                raise RuntimeError(f"the grammar does not take token {token_id}, which its own bitmask allowed")
             if matcher.is_finished():
                 return count
         return None

@@ -59,8 +59,9 @@ class Matcher:
         self._lost = False
         """Whether the tokens so far cannot be followed again within the limits."""
         self._may_force = True
-        self.failure = ""
+        self._limit = ""
         """The limit that was hit last, if any."""
+        self.failure: str | None = None
 
     def accept(self, token_id: int) -> bool:
         if self._stopped or self._lost:
@@ -114,21 +115,25 @@ class Matcher:
         whose mask hits a limit allows nothing; llguidance would let the output end there.
         """
         num_accepted = 0
+        self.failure = None
         for row, draft in zip(rows, [*draft_token_ids, None], strict=True):
-            self._fill_row(row)
+            if not self._fill_row(row) and not num_accepted:
+                self.failure = f"llguidance cannot follow this grammar any further: {self._limit}"
             if draft is None or draft in self.stop_token_ids or not self.accept(draft):
                 break
             num_accepted += 1
         self.rollback(num_accepted)
 
-    def _fill_row(self, row: np.ndarray) -> None:
+    def _fill_row(self, row: np.ndarray) -> bool:
+        """Whether that was possible."""
         for _ in range(2):
             if self._stopped or self._lost:
                 break
             self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             if not self._recovered():
-                return
+                return True
         row[:] = 0
+        return self._stopped
 
     def _recovered(self) -> bool:
         """Whether there was an error; then the matcher is another one now, at the same place.
@@ -138,7 +143,7 @@ class Matcher:
         """
         if not self._inner.is_error():
             return False
-        self.failure = error_of(self._inner)
+        self._limit = error_of(self._inner)
         self._may_force = False
         self._start_again()
         return True

@@ -34,8 +34,8 @@ class Rehearsal:
     def __init__(self, tokens: Sequence[bytes], max_seconds: float, max_bytes: int) -> None:
         self._setup = (list(tokens), max_seconds, max_bytes, _thread_stack_bytes() // 2)
         self._reasons = {
-            -signal.SIGALRM: f"compiling it takes longer than {max_seconds:g} s",
-            -signal.SIGABRT: f"compiling it takes more than {max_bytes} bytes of memory",
+            -signal.SIGALRM: f"compiling it takes longer than {max_seconds:g} s of structured_outputs.compile_timeout",
+            -signal.SIGABRT: f"compiling it takes more than {max_bytes} bytes of structured_outputs.max_compile_bytes",
             -signal.SIGSEGV: "it is nested too deeply, or has too many parts",
         }
         self._slots = threading.BoundedSemaphore(_MAX_CHILDREN)
