@@ -231,7 +231,7 @@ def test_preemption_changes_nothing(threshold: int, drafter: str) -> None:
     llm = table_llm(
         plugins=[script.drafter, script.processor],
         block_size=4,
-        num_blocks=MAX_TOTAL // 4 + 5,
+        num_blocks=MAX_TOTAL // 4 + 2,
         long_prefill_token_threshold=threshold,
         drafter="none" if drafter == "none" else "scripted",
     )

@@ -132,9 +132,17 @@ class StepStats:
     num_waiting: int
     num_preempted: int
     num_draft_tokens: int
+    """Drafts that were verified."""
     num_accepted_tokens: int
     num_used_blocks: int
     num_blocks: int
     prefix_queries: int
     """Prompt tokens looked up in the prefix cache in this step (first admissions only)."""
     prefix_hits: int
+    num_sampled_sequences: int = 0
+    """Sequences that got tokens."""
+    num_proposed_tokens: int = 0
+    """Drafts proposed for the next step; how many of them are verified is decided there."""
+    verified_by_position: tuple[int, ...] = ()
+    """How many first drafts were verified, how many second ones, and so on."""
+    accepted_by_position: tuple[int, ...] = ()

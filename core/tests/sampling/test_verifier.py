@@ -34,7 +34,7 @@ def verify(jobs: list[tuple[tuple[int, ...], tuple[int, ...], SamplingParams, in
     request = VerifyRows(
         row_start=np.cumsum([0, *(len(d) + 1 for _, d, *_ in jobs)]),
         draft_token_ids=np.array([t for _, d, *_ in jobs for t in (*d, -1)]),
-        draft_probs=None,
+        draft_probs={},
         params=[p for *_, p, _, _ in jobs],
         seeds=np.array([s for *_, s, _ in jobs], dtype=np.uint64),
         child_indices=np.array([c for *_, c in jobs]),

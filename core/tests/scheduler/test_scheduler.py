@@ -113,16 +113,32 @@ def test_the_lowest_priority_and_latest_gives_way_and_refunds_its_budget(
 def test_the_budget_of_a_victim_that_was_in_the_plan_goes_to_others(
     make_scheduler: MakeScheduler, make_request: MakeRequest
 ) -> None:
-    scheduler = make_scheduler(num_blocks=4, block_size=16, budget=13, policy="priority")
-    for i in (1, 2, 3):  # admitted in this order; the first has the lowest priority
-        add(scheduler, i, make_request([i] * 12, priority=9 if i == 1 else 0))
-        commit(scheduler, scheduler.schedule(), _1=(5,), **({"_2": (5,)} if i > 1 else {}))
+    scheduler = make_scheduler(num_blocks=4, block_size=16, budget=14, policy="priority")
+    add(scheduler, 1, make_request([1] * 12, priority=9))  # admitted first, and of the lowest priority
+    commit(scheduler, scheduler.schedule(), _1=(5,))
+    add(scheduler, 2, make_request([2] * 13))
+    add(scheduler, 3, make_request([3] * 8))
+    commit(scheduler, scheduler.schedule(), _1=(5,), _2=(5,))
+    for _ in range(2):
+        commit(scheduler, scheduler.schedule(), _1=(5,), _2=(5,), _3=(5,))
     plan = scheduler.schedule()
     assert planned(plan) == {1: 1, 2: 1, 3: 1}
-    results = tuple(SequenceResult(i, (5,), draft_token_ids=(6, 7, 8, 9)) for i in (1, 2, 3))
+    results = tuple(SequenceResult(i, (5,), draft_token_ids=(6,) * n) for i, n in ((1, 4), (2, 1), (3, 12)))
     scheduler.commit(plan, StepResult(plan.step_id, results))
-    plan = scheduler.schedule()  # each needs a second block, and there is one
-    assert (plan.preempted, planned(plan)) == ((1,), {2: 5, 3: 5})
+    plan = scheduler.schedule()  # 1 and 2 need a second block, and there is one
+    assert (plan.preempted, planned(plan)) == ((1,), {2: 1, 3: 13})
+    scheduler.check_integrity()
+
+
+def test_drafts_preempt_nobody(make_scheduler: MakeScheduler, make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=8)
+    for i in (1, 2):
+        add(scheduler, i, make_request([i] * 6, arrival=float(i)))
+    plan = scheduler.schedule()
+    results = tuple(SequenceResult(i, (5,), draft_token_ids=(6, 7, 8, 9)) for i in (1, 2))
+    scheduler.commit(plan, StepResult(plan.step_id, results))
+    plan = scheduler.schedule()  # one block is left, and the drafts of both reach into a new one
+    assert (plan.preempted, [s.draft_token_ids for s in plan.scheduled]) == ((), [(6, 7, 8, 9), ()])
     scheduler.check_integrity()
 
 

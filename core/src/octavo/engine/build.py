@@ -27,7 +27,7 @@ from octavo.loading.locate import locate, open_source
 from octavo.loading.model_config import derive_max_model_len, eos_token_ids, extended_max_model_len
 from octavo.loading.tokenizer import HFTokenizer
 from octavo.plugins import parse_bytes
-from octavo.scheduler import Scheduler
+from octavo.scheduler import AdaptiveDrafts, AllDrafts, Scheduler, StepCosts
 from octavo.spec import (
     Executor,
     ExecutorContext,
@@ -80,7 +80,8 @@ def _assemble(
     )
     kv = KVCacheManager(groups, config.cache.block_size, config.cache.enable_prefix_caching)
     queue = extensions.first(extensions.queue_makers, "queue", config.scheduler.policy)
-    scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens)
+    drafts = _draft_sizing(config, extensions, executor, max_model_len)
+    scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens, drafts)
     generation_config = source.generation_config if config.model.use_generation_config else {}
     inputs = InputProcessor(
         tokenizer,
@@ -99,6 +100,19 @@ def _assemble(
     for name, text in description.items():
         logger.info("%s: %s", name, text)
     return LLMEngine(EngineCore(scheduler, kv, executor), inputs, observers, description)
+
+
+def _draft_sizing(config: EngineConfig, extensions: Extensions, executor: Executor, max_model_len: int) -> AllDrafts:
+    """Who decides how many drafts are verified. Costs are measured where drafts can be rejected."""
+    most = config.speculation.num_draft_tokens
+    if not config.speculation.adaptive:
+        return AllDrafts()
+    if most == 0 or not extensions.drafters.find(config.speculation.drafter).entry.rewinds:
+        return AdaptiveDrafts(StepCosts.assumed())
+    longest = min(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs * (most + 1), max_model_len)
+    sizes = sorted({longest, *(2**i for i in range(longest.bit_length()))})
+    seconds = executor.measure_step_costs(sizes)
+    return AdaptiveDrafts(StepCosts(sizes[: len(seconds)], seconds))
 
 
 def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Extensions) -> Tokenizer | None:

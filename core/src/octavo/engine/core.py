@@ -71,7 +71,7 @@ class EngineCore:
                 raise
             logger.exception("step %d failed", plan.step_id)
         else:
-            updates += self._scheduler.commit(plan, result)
+            updates += self._scheduler.commit(plan, result, time.monotonic() - started)
         if plan.scheduled:
             self.last_stats = self._stats(plan, result, time.monotonic() - started)
         elif not updates:
@@ -110,6 +110,8 @@ class EngineCore:
     def _stats(self, plan: SchedulerOutput, result: StepResult, duration: float) -> StepStats:
         scheduler = self._scheduler
         sampled = [r for r in result.sequences if r.token_ids]
+        verified = [len(s.draft_token_ids) for s in plan.scheduled]
+        accepted = [len(r.token_ids) - 1 for r in sampled]
         return StepStats(
             step_id=plan.step_id,
             duration=duration,
@@ -118,10 +120,19 @@ class EngineCore:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_preempted=scheduler.num_preempted,
-            num_draft_tokens=sum(len(s.draft_token_ids) for s in plan.scheduled),
-            num_accepted_tokens=sum(len(r.token_ids) - 1 for r in sampled),
+            num_draft_tokens=sum(verified),
+            num_accepted_tokens=sum(accepted),
             num_used_blocks=self._kv.num_used_blocks,
             num_blocks=self._kv.num_blocks,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
+            num_sampled_sequences=len(sampled),
+            num_proposed_tokens=sum(len(r.draft_token_ids) for r in sampled),
+            verified_by_position=_by_position(verified),
+            accepted_by_position=_by_position(accepted),
         )
+
+
+def _by_position(lengths: Sequence[int]) -> tuple[int, ...]:
+    """How many of the runs of these lengths reach each position."""
+    return tuple(sum(length > position for length in lengths) for position in range(max(lengths, default=0)))

@@ -74,6 +74,8 @@ class KVCacheManager:
                 )
         self.prefix_caching = enable_prefix_caching and all(group.policy.prefix_cacheable for group in groups)
         """Whether prefixes are shared at all: it takes every group to skip a token."""
+        self.rewindable = all(group.policy.rewindable for group in groups)
+        """Whether drafts can be rejected: it takes every group to forget a token."""
         self.capacity_tokens = capacity_tokens(self.groups)
         """Length of the longest sequence that fits when it is alone."""
         self._hit_unit = math.lcm(1, *(math.lcm(g.spec.block_size, g.policy.alignment) for g in groups))

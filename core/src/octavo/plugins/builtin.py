@@ -21,6 +21,10 @@ from octavo.spec import (
 )
 
 _QUEUES = {"fcfs": "octavo.scheduler.queues:FCFSQueue", "priority": "octavo.scheduler.queues:PriorityQueue"}
+_VERIFIERS = {
+    "exact": "octavo.sampling.verifier:ExactVerifier",
+    "rejection": "octavo.sampling.rejection:RejectionVerifier",
+}
 
 
 @hookimpl
@@ -66,7 +70,7 @@ def octavo_register_commands() -> list[Command]:
     commands = (
         ("generate", "octavo.cli.generate", "complete prompts"),
         ("chat", "octavo.cli.chat", "talk with a model"),
-        ("plugins", "octavo.cli.plugins", "list, show and check plugins"),
+        ("plugins", "octavo.cli.plugins", "list, show, check and make plugins"),
         ("config", "octavo.cli.config", "print the configuration and where each value came from"),
     )
     return [
@@ -77,7 +81,7 @@ def octavo_register_commands() -> list[Command]:
 
 @hookimpl
 def octavo_make_verifier(name: str) -> Verifier | None:
-    return load_factory("octavo.sampling.verifier:ExactVerifier")() if name == "exact" else None
+    return load_factory(_VERIFIERS[name])() if name in _VERIFIERS else None
 
 
 @hookimpl

@@ -52,6 +52,11 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
+def coins(keys: np.ndarray) -> np.ndarray:  # [num_rows] uint64 -> [num_rows] float64
+    """Uniform variates, one for each key; never 0 and never 1."""
+    return ((keys >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # a bit more would round to 1
+
+
 def exponential_noise(
     keys: np.ndarray,  # [num_rows] uint64
     token_ids: torch.Tensor,  # [num_tokens] or [num_rows, num_tokens] int64

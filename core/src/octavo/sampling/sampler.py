@@ -39,9 +39,16 @@ def sample(
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], keys: np.ndarray) -> np.ndarray:
-    """Gumbel-max over the truncated distribution of each row; shapes as in `sample`."""
-    scores = truncate(logits, params)  # log probabilities up to a constant, -inf where cut
-    token_ids = torch.arange(logits.shape[-1], device=logits.device)
+    """A token of each row's truncated distribution; shapes as in `sample`."""
+    return choose(truncate(logits, params), keys)
+
+
+def choose(scores: torch.Tensor, keys: np.ndarray) -> np.ndarray:
+    """Gumbel-max: a token of each row, drawn with the row's key. May overwrite `scores`.
+
+    `scores` [num_rows, vocab_size] are log probabilities up to a constant in each row, -inf where nothing is drawn.
+    """
+    token_ids = torch.arange(scores.shape[-1], device=scores.device)
     noise = exponential_noise(keys, token_ids)
     return scores.sub_(noise.log_()).argmax(dim=-1).cpu().numpy()
 

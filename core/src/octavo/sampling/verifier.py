@@ -23,6 +23,8 @@ from octavo.spec import VerifyRows
 class ExactVerifier:
     """See the module; a `Verifier`."""
 
+    wants_draft_probs = False
+
     def verify(self, logits: torch.Tensor, rows: VerifyRows) -> Sequence[Sequence[int]]:
         num_rows = np.diff(rows.row_start)
         keys = row_keys(np.repeat(rows.seeds, num_rows), np.repeat(rows.child_indices, num_rows), rows.positions)

@@ -4,7 +4,8 @@ Each position stores its token id in the cache. Attention gathers the ids of its
 table and folds them into one number, and that number alone decides the logits. So a wrong block, slot, position or
 prefix hit changes the tokens, with no rounding to hide it, and a step costs microseconds.
 
-`table_llm()` is an `LLM` with it.
+`table_llm()` is an `LLM` with it. The model that leans (`architecture=LEANING`) mostly says what it said after the last
+token before, so that its greedy output repeats itself and drafters have something to find.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ from octavo.spec import (
 )
 
 ARCHITECTURE = "OctavoTableModel"
+LEANING = "OctavoLeaningModel"
 SUFFIX = ".octavo-table"
+BYTES_SUFFIX = ".octavo-bytes-table"
 VOCAB_SIZE = 64
+BYTES_VOCAB_SIZE = 300
+"""More than the byte-level tokenizer has ids for."""
 MAX_MODEL_LEN = 512
 EOS_TOKEN_ID = 1
 _MODULUS = 1_000_003  # below 2^24, so a float32 holds every state exactly
 _MULTIPLIER = 16
+_BYTES_MERGES = (
+    *("t h", "th e", "a n", "an d", "Ġ the", "1 2", "t r", "u e", "tr ue", "n u"),
+    *('{ "', '" :', '": "', '" ,', '", "', '" }', "} ,", "[ ]", "{ }", "Ã ©"),
+)
 
 
 def next_state(state: int, token_id: int) -> int:
@@ -57,9 +66,9 @@ def state_of(token_ids: Sequence[int]) -> int:
     return state
 
 
-def logits_of(states: torch.Tensor) -> torch.Tensor:
+def logits_of(states: torch.Tensor, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
     """Logits [num_rows, vocab_size] of states [num_rows]: pseudo-random, the same for the same state."""
-    noise = exponential_noise(states.to(torch.int64).numpy().astype(np.uint64), torch.arange(VOCAB_SIZE))
+    noise = exponential_noise(states.to(torch.int64).numpy().astype(np.uint64), torch.arange(vocab_size))
     return noise.log_().neg_()
 
 
@@ -110,10 +119,10 @@ class TableModel(torch.nn.Module):
     """The model; its one layer carries token ids as keys. Implements `Model`."""
 
     packed_modules: Mapping[str, tuple[str, ...]] = {}
-    vocab_size = VOCAB_SIZE
 
     def __init__(self, config: Mapping[str, Any], context: ModelContext) -> None:
         super().__init__()
+        self.vocab_size: int = config["vocab_size"]
         params = AttentionLayerParams(num_heads=1, num_kv_heads=1, head_dim=1, scale=1.0)
         spec = FullAttentionSpec(block_size=context.block_size, num_kv_heads=1, head_dim=1, dtype="float32")
         self.attention = Attention("attention", params, spec)
@@ -123,7 +132,7 @@ class TableModel(torch.nn.Module):
         return self.attention(ids, ids, ids, batch).view(-1, 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return logits_of(hidden[:, 0])
+        return logits_of(hidden[:, 0], self.vocab_size)
 
     def kv_cache_specs(self) -> Mapping[str, KVCacheSpec]:
         return {self.attention.name: self.attention.spec}
@@ -132,16 +141,31 @@ class TableModel(torch.nn.Module):
         return ()
 
 
+class LeaningModel(TableModel):
+    """Mostly decided by the last token alone, and a little by everything before it."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:  # [num_tokens, 2]: state and token id
+        return torch.cat([super().forward(batch), batch.input_ids.to(torch.float32).view(-1, 1)], dim=1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return logits_of(hidden[:, 0], self.vocab_size) + 4 * logits_of(hidden[:, 1], self.vocab_size)
+
+
 class TableSource:
-    """A `ModelSource` without weights; its tokenizer has one printable character for each token."""
+    """A `ModelSource` without weights.
+
+    Its tokenizer has one printable character for each token, or, by the path's suffix, is a byte-level one whose
+    tokens reach over the parts of a JSON text; then the vocabulary is padded.
+    """
 
     generation_config: Mapping[str, Any] = {"eos_token_id": EOS_TOKEN_ID}
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._has_bytes = path.endswith(BYTES_SUFFIX)
         self.config = {
             "architectures": [ARCHITECTURE],
-            "vocab_size": VOCAB_SIZE,
+            "vocab_size": BYTES_VOCAB_SIZE if self._has_bytes else VOCAB_SIZE,
             "max_position_embeddings": MAX_MODEL_LEN,
         }
 
@@ -152,15 +176,8 @@ class TableSource:
         return iter(())
 
     def tokenizer(self) -> TokenizerData:
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-        vocabulary = {"<unk>": 0, "<eos>": EOS_TOKEN_ID} | {chr(ord("0") + i - 2): i for i in range(2, VOCAB_SIZE)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-        tokenizer.decoder = decoders.Fuse()
-        tokenizer.add_special_tokens(["<unk>", "<eos>"])
         return TokenizerData(
-            tokenizer_json=tokenizer.to_str(),
+            tokenizer_json=_bytes_tokenizer() if self._has_bytes else _characters_tokenizer(),
             bos_token=None,
             eos_tokens=("<eos>",),
             special_tokens={"eos_token": "<eos>"},
@@ -168,9 +185,27 @@ class TableSource:
         )
 
 
-def table_model_path() -> str:
+def _characters_tokenizer() -> str:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {"<unk>": 0, "<eos>": EOS_TOKEN_ID} | {chr(ord("0") + i - 2): i for i in range(2, VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<unk>", "<eos>"])
+    return tokenizer.to_str()
+
+
+def _bytes_tokenizer() -> str:
+    from octavo.testing.tiny_models import byte_tokenizer_json
+
+    merges = [left_right.split(" ") for left_right in _BYTES_MERGES]
+    return byte_tokenizer_json(("<unk>", "<eos>"), [(left, right) for left, right in merges])
+
+
+def table_model_path(suffix: str = SUFFIX) -> str:
     """A path that the table model's weight format reads; an empty file, made once for each user."""
-    path = os.path.join(tempfile.gettempdir(), f"octavo-{os.getuid()}{SUFFIX}")
+    path = os.path.join(tempfile.gettempdir(), f"octavo-{os.getuid()}{suffix}")
     open(path, "a").close()
     return path
 
@@ -180,11 +215,12 @@ class TablePlugin:
 
     @hookimpl
     def octavo_register_models(self) -> list[ModelEntry]:
-        return [ModelEntry(name=ARCHITECTURE, factory=TableModel)]
+        return [ModelEntry(name=ARCHITECTURE, factory=TableModel), ModelEntry(name=LEANING, factory=LeaningModel)]
 
     @hookimpl
     def octavo_register_weight_formats(self) -> list[WeightFormatEntry]:
-        return [WeightFormatEntry(name="table", can_read=lambda path: path.endswith(SUFFIX), factory=TableSource)]
+        suffixes = (SUFFIX, BYTES_SUFFIX)
+        return [WeightFormatEntry(name="table", can_read=lambda path: path.endswith(suffixes), factory=TableSource)]
 
     @hookimpl
     def octavo_register_attention_backends(self) -> list[AttentionBackendEntry]:
@@ -192,16 +228,25 @@ class TablePlugin:
         return [AttentionBackendEntry(name="table", factory=lambda _: TableAttention(), capabilities=capabilities)]
 
 
-def table_llm(**keywords: Any) -> Any:
-    """An `LLM` that runs the table model and loads no installed plugin; keywords as for `LLM`."""
+def table_llm(
+    *, vocabulary: str = "characters", options: Mapping[str, Mapping[str, Any]] | None = None, **keywords: Any
+) -> Any:
+    """An `LLM` that runs the table model and loads no installed plugin; keywords as for `LLM`.
+
+    `vocabulary` is `characters` or `bytes` (see `TableSource`); `options` are plugins' own, by the plugin's name.
+    """
     from octavo import LLM
+    from octavo.plugins import resolve_settings
 
     plugins = [TablePlugin(), *keywords.pop("plugins", ())]
     defaults: dict[str, Any] = {
+        "model": table_model_path(BYTES_SUFFIX if vocabulary == "bytes" else SUFFIX),
         "autoload_plugins": False,
         "dtype": "float32",
         "device": "cpu",
         "num_blocks": 256,
         "num_threads": 1,
+        "adaptive": False,  # or else the clock has a say in which drafts are verified
     }
-    return LLM(table_model_path(), plugins=plugins, **(defaults | keywords))
+    config = resolve_settings(keywords={**defaults, **keywords, "plugins": options or {}}).config
+    return LLM.from_config(config, plugins)

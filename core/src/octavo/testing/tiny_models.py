@@ -6,7 +6,7 @@ Owns: their configs, tensors and tokenizer. Must never know: how they are loaded
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 """What sets each family's config apart."""
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>")
+MERGES = (("t", "h"), ("th", "e"), ("a", "n"), ("an", "d"), ("Ġ", "the"))
 EOS_TOKEN_ID = SPECIAL_TOKENS.index("</s>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
@@ -35,7 +36,7 @@ def write_tiny_model(folder: Path, family: str = "llama", seed: int = 0, **chang
 
     The vocabulary is padded beyond the tokenizer's, as many real ones are. Same seed, same weights.
     """
-    tokenizer_json = _tokenizer_json()
+    tokenizer_json = byte_tokenizer_json()
     num_tokens = len(json.loads(tokenizer_json)["model"]["vocab"])
     config = {
         "hidden_size": 32,
@@ -99,19 +100,20 @@ def tiny_tensors(config: Mapping[str, Any], family: str, seed: int) -> dict[str,
     return tensors
 
 
-def _tokenizer_json() -> str:
-    """Byte-level BPE whose tokens are the 256 bytes and a few merged words."""
+def byte_tokenizer_json(
+    special_tokens: Sequence[str] = SPECIAL_TOKENS, merges: Sequence[tuple[str, str]] = MERGES
+) -> str:
+    """Byte-level BPE whose tokens are special tokens, the 256 bytes, and what `merges` makes of them, in this order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    first = len(SPECIAL_TOKENS)
+    first = len(special_tokens)
     vocabulary = {character: first + i for i, character in enumerate(characters)}
-    merges = [("t", "h"), ("th", "e"), ("a", "n"), ("an", "d"), ("Ġ", "the")]
     for left, right in merges:
         vocabulary[left + right] = len(vocabulary) + first
-    specials = {token: i for i, token in enumerate(SPECIAL_TOKENS)}
-    tokenizer = Tokenizer(models.BPE(vocab={**specials, **vocabulary}, merges=merges))
+    specials = {token: i for i, token in enumerate(special_tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab={**specials, **vocabulary}, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_special_tokens(list(special_tokens))
     return tokenizer.to_str()
