@@ -26,6 +26,8 @@ BACKENDS = ("xgrammar", "llguidance")
 NUM_PARTS = 6
 """A part of the schemas is one batch, so that many grammars meet in a step."""
 PROMPT = list(range(30, 60))
+CLOSERS = {'"': 5.0, "}": 5.0, "]": 6.0, ",": 3.0, "n": 3.0}
+"""Logit biases."""
 
 
 @cache
@@ -35,7 +37,6 @@ def engine(drafter: str) -> Any:
         vocabulary="bytes",
         drafter=drafter,
         num_draft_tokens=4,
-        adaptive=False,
         num_blocks=4000,
     )
 
@@ -50,9 +51,6 @@ def params_for(backend: str, schema: Any, seed: int) -> SamplingParams:
         logit_bias=closers,
         structured_outputs=StructuredOutputsParams(json=schema, backend=backend),
     )
-
-
-CLOSERS = {'"': 5.0, "}": 5.0, "]": 6.0, ",": 3.0, "n": 3.0}
 
 
 @pytest.mark.slow

@@ -165,15 +165,6 @@ def test_half_precision(features, dtype):
     torch.testing.assert_close(output.double(), case.expected(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("features", FEATURES, ids=lambda f: "+".join(f) or "plain")
-def test_on_a_gpu(features, dtype):
-    case = Case(make_layer(6, 2, 16, **features), [1, 9, 30, 17], [1, 9, 1, 6], 4, dtype, seed=3, device="cuda")
-    tolerance = max(TOLERANCE[dtype], 1e-5)
-    torch.testing.assert_close(case.run().double(), case.expected(), atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize("features", [{}, {"sliding_window": 6}, {"alibi": True}], ids=["plain", "window", "alibi"])
 def test_long_prompts_are_cut_without_a_trace(monkeypatch, features):
     layer = make_layer(**features)
@@ -182,64 +173,12 @@ def test_long_prompts_are_cut_without_a_trace(monkeypatch, features):
     torch.testing.assert_close(Case(layer, [50, 33], [40, 33], 4).run(), whole, atol=2e-6, rtol=1e-5)
 
 
-def test_prefill_in_chunks_equals_prefill_at_once():
-    layer, n = make_layer(), 37
-    whole = Case(layer, [n], [n], 8)
-    expected = whole.run()
-    for size in (1, 7, 16):
-        case = Case(layer, [n], [n], 8)
-        outputs = []
-        for start in range(0, n, size):
-            end = min(n, start + size)
-            case.seq_lens, case.query_lens = [end], [end - start]
-            outputs.append(
-                case.backend.forward(
-                    layer,
-                    case.queries[0][start:end],
-                    case.keys[0][start:end],
-                    case.values[0][start:end],
-                    case.kv_cache,
-                    case.backend.build_metadata(case.inputs()),
-                )
-            )
-        torch.testing.assert_close(torch.cat(outputs), expected, atol=2e-6, rtol=1e-5)
-
-
-def test_a_row_does_not_depend_on_its_batch_mates():
-    layer = make_layer()
-    lens = [3, 40, 17, 100, 1, 64, 65]
-    together = Case(layer, lens, [1] * len(lens), 4).run()
-    for seq, _ in enumerate(lens):
-        case = Case(layer, lens, [1] * len(lens), 4)
-        case.table, case.seq_lens, case.query_lens = case.table[seq : seq + 1], [lens[seq]], [1]
-        for name in ("keys", "values", "queries"):
-            setattr(case, name, [getattr(case, name)[seq]])
-        torch.testing.assert_close(case.run()[0], together[seq], atol=2e-6, rtol=1e-5)
-
-
 def test_many_decodes_are_few_segments():
     lens = [random.Random(s).randint(1, 2000) for s in range(64)]
     case = Case(make_layer(2, 1, 1), lens, [1] * 64, 16)
     parts = case.backend.build_metadata(case.inputs()).for_window(None)
     assert len(parts) <= 11
     assert sum(part.slots.numel() for part in parts) <= 2 * sum(lens)
-
-
-def test_slots_are_written_and_nothing_else():
-    case = Case(make_layer(), [5, 3], [5, 1], 4)
-    case.run()
-    cache = case.kv_cache.flatten(1, 2)
-    for seq, n in enumerate(case.seq_lens):
-        assert torch.equal(cache[0, case.slots(seq, range(n))], case.keys[seq])
-        assert torch.equal(cache[1, case.slots(seq, range(n))], case.values[seq])
-    assert int(cache[0].isfinite().all(-1).all(-1).sum()) == sum(case.seq_lens)
-
-
-def test_shape_fills_the_pages():
-    for dtype in ("float32", "bfloat16"):
-        spec = FullAttentionSpec(block_size=3, num_kv_heads=5, head_dim=7, dtype=dtype)
-        size = math.prod(TorchSDPABackend().kv_shape(spec, 11)) * getattr(torch, dtype).itemsize
-        assert size == 11 * spec.page_size_bytes
 
 
 def test_the_plugin_offers_it_and_imports_no_torch():

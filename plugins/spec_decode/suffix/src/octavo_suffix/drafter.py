@@ -64,7 +64,7 @@ class SuffixDrafter:
     model = None
 
     def __init__(self, target: TargetView) -> None:
-        options: SuffixOptions = target.options or SuffixOptions()
+        options: SuffixOptions = target.options
         self._options = options
         self._match_lens = tuple(sorted(set(options.match_lens), reverse=True))
         self._live: dict[int, LiveSequence] = {}

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from octavo.errors import InvalidRequestError, one_line
-from octavo.grammar import GrammarProcessor
+from octavo.grammar import GrammarProcessor, vocabulary_of
 from octavo.spec import MaskRows, ProcessorContext
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo_llguidance.engine import GrammarError, compile_grammar, make_tokenizer
@@ -34,13 +34,7 @@ class _Library:
     """llguidance with this model's vocabulary, and the children that rehearse for it."""
 
     def __init__(self, context: ProcessorContext) -> None:
-        tokenizer, config = context.tokenizer, context.structured_outputs
-        if tokenizer is None:
-            raise InvalidRequestError(
-                "structured_outputs", "this model has no tokenizer, and constraints are about text; leave them out"
-            )
-        known = min(tokenizer.vocab_size, context.vocab_size)
-        tokens = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (context.vocab_size - known)
+        tokens, config = vocabulary_of(context), context.structured_outputs
         self.tokenizer = make_tokenizer(tokens)
         self.is_text = np.array([bool(token) for token in tokens])  # [vocab_size]
         self.text_words = _pack(self.is_text)  # [num_words]

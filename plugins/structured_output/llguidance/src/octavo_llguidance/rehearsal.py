@@ -22,8 +22,6 @@ from octavo_llguidance.engine import GrammarError
 
 _MAX_CHILDREN = 4
 """Grammars that are rehearsed at the same time, so that one that takes all its time does not hold up the others."""
-
-
 _UNLIMITED_STACK_BYTES = 2 << 20
 """What a thread gets where the stack of the main thread is unlimited."""
 
