@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -74,15 +75,36 @@ class Count:
     valid: int = 0
     cut: int = 0
     wrong: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Schemas by what the engine said of them."""
+    differ: list[str] = field(default_factory=list)
+    """Schemas whose output has other tokens than with the first drafter; where both have an output."""
+
+    @property
+    def num_errors(self) -> int:
+        return sum(map(len, self.errors.values()))
 
     @property
     def total(self) -> int:
-        return self.valid + self.cut + len(self.wrong) + len(self.errors)
+        return self.valid + self.cut + len(self.wrong) + self.num_errors
+
+    def lines(self) -> list[str]:
+        refused = [f"{', '.join(names)}: {message}" for message, names in self.errors.items()]
+        return [*self.wrong, *refused, *(["other tokens than plain: " + ", ".join(self.differ)] if self.differ else [])]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "schemas": self.total,
+            "valid": self.valid,
+            "cut": self.cut,
+            "wrong": self.wrong,
+            "errors": self.errors,
+            "differ": self.differ,
+        }
 
     def add(self, schema: NamedSchema, completion: CompletionOutput) -> None:
         if completion.finish_reason is FinishReason.ERROR:
-            self.errors.append(f"{schema.name}: {completion.error}")
+            self.errors[str(completion.error)].append(schema.name)
             return
         fault = fault_of(completion.text, schema.schema)
         if fault is None:
@@ -133,42 +155,25 @@ def guided_params(schema: NamedSchema, backend: str, temperature: float, max_tok
 def run(schemas: Sequence[NamedSchema], options: argparse.Namespace) -> dict[str, Any]:
     """One engine for each drafter; the outputs of all must be the same tokens."""
     messages = [messages_for(schema) for schema in schemas]
-    counts: dict[tuple[str, float, str], Count] = {}
-    plain: dict[tuple[str, float], list[tuple[int, ...]]] = {}
-    differ: dict[tuple[str, float, str], list[str]] = {}
+    counts: dict[tuple[str, str, str], Count] = {}
+    plain: dict[tuple[str, float], list[CompletionOutput]] = {}
     for drafter in options.drafters:
         llm = LLM(drafter=drafter, memory=options.memory, max_num_seqs=16)
         for backend in options.backends:
             for temperature in TEMPERATURES:
                 params = [guided_params(s, backend, temperature, options.max_tokens) for s in schemas]
-                outputs = [o.outputs[0] for o in llm.chat(messages, params)]
-                key = (backend, temperature, drafter)
-                counts[key] = Count()
-                for schema, output in zip(schemas, outputs, strict=True):
-                    counts[key].add(schema, output)
-                tokens = [o.token_ids for o in outputs]
-                expected = plain.setdefault((backend, temperature), tokens)
-                pairs = zip(schemas, expected, tokens, strict=True)
-                differ[key] = [schema.name for schema, a, b in pairs if a != b]
+                outputs = [output.outputs[0] for output in llm.chat(messages, params)]
+                count = counts[backend, f"{temperature:g}", drafter] = Count()
+                expected = plain.setdefault((backend, temperature), outputs)
+                for schema, output, other in zip(schemas, outputs, expected, strict=True):
+                    count.add(schema, output)
+                    if output.error is None and other.error is None and output.token_ids != other.token_ids:
+                        count.differ.append(schema.name)
         llm.shutdown()
-    rows = [
-        [*key[:1], f"{key[1]:g}", key[2], c.total, c.valid, c.cut, len(c.wrong), len(c.errors), len(differ[key])]
-        for key, c in counts.items()
-    ]
-    print_table(
-        ["backend", "temperature", "drafter", "schemas", "valid", "cut", "wrong", "errors", "differ from plain"], rows
-    )
-    for (backend, temperature, drafter), count in counts.items():
-        for line in (*count.wrong, *count.errors):
-            print(f"{backend}, temperature {temperature:g}, drafter {drafter}: {line}")
-    return {
-        f"{backend}, {temperature:g}, {drafter}": {
-            "schemas": count.total,
-            "valid": count.valid,
-            "cut": count.cut,
-            "wrong": count.wrong,
-            "errors": count.errors,
-            "differ": differ[backend, temperature, drafter],
-        }
-        for (backend, temperature, drafter), count in counts.items()
-    }
+    header = ["backend", "temperature", "drafter", "schemas", "valid", "cut", "wrong", "errors", "differ"]
+    rows = [[*key, c.total, c.valid, c.cut, len(c.wrong), c.num_errors, len(c.differ)] for key, c in counts.items()]
+    print_table(header, rows)
+    for key, count in counts.items():
+        for line in count.lines():
+            print(f"{', '.join(key)}: {line}")
+    return {", ".join(key): count.summary() for key, count in counts.items()}

@@ -272,6 +272,7 @@ def test_agent_sessions_share_system_texts_and_repeat_outputs() -> None:
     seen: set[tuple[str, ...]] = set()
     for i, session in enumerate(sessions):
         assert len(session["turns"]) >= 6
+        assert all(example["user"] and example["answer"] for example in session["examples"])
         repeated = total = 0
         for turn in session["turns"]:
             words = turn["expected"].split()

@@ -125,7 +125,7 @@ class SlowPlugin:
 
 def test_requests_wait_for_their_grammar_alone_share_it_and_fail_alone() -> None:
     plugin = SlowPlugin()
-    llm = table_llm(plugins=[plugin])
+    llm = table_llm(plugins=[plugin], adaptive=True)
     engine = llm.engine
     for i in range(3):
         engine.add_request(f"good-{i}", [5, i], guided(["ABC"]))
@@ -140,6 +140,7 @@ def test_requests_wait_for_their_grammar_alone_share_it_and_fail_alone() -> None
     while "plain" not in done:
         step()
     assert set(done) == {"plain"}
+    step()  # with nothing in it
     engine.abort_request("gone")
     plugin.release.set()
     while engine.has_unfinished_requests():
@@ -184,7 +185,6 @@ def test_the_cache_keeps_the_most_recently_used_within_its_bound() -> None:
     assert backend.compiled == list("abc")
     get("b")
     assert backend.compiled == list("abcb"), "b had to go for c"
-    cache.shutdown()
 
 
 def test_a_source_that_is_too_large_is_refused_by_its_size() -> None:

@@ -4,7 +4,7 @@
         return GrammarProcessor(MyBackend(context), context)
 
 Owns: compiling in the background, the cache of compiled grammars, bitmask rows, the state of each sequence, forced
-text as drafts. Must never know: any grammar library, how a request came to its backend.
+text as drafts, the vocabulary in bytes. Must never know: any grammar library, how a request came to its backend.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GrammarCache:
             )
         key = (params.kind, source, params.any_whitespace)
         known = self._compilations.get(key)
-        if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
+        if known is None or _failed(known):
             self._compilations[key] = known = self._pool.submit(self._backend.compile, params)
         self._compilations.move_to_end(key)
         self._evict()
@@ -69,14 +69,12 @@ class GrammarCache:
         """Forget the least recently used ones beyond the bound, and failures; the last one asked for stays."""
         total = 0
         for key, compilation in reversed(list(self._compilations.items())):
-            if compilation.done():
-                failed = compilation.cancelled() or compilation.exception() is not None
-                total += 0 if failed else compilation.result().num_bytes
-                if failed or (total > self._config.max_cached_bytes and key != next(reversed(self._compilations))):
-                    del self._compilations[key]
-
-    def shutdown(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+            if not compilation.done():
+                continue
+            failed = _failed(compilation)
+            total += 0 if failed else compilation.result().num_bytes
+            if failed or (total > self._config.max_cached_bytes and key != next(reversed(self._compilations))):
+                del self._compilations[key]
 
 
 @dataclass(slots=True)
@@ -119,15 +117,15 @@ class GrammarProcessor:
         """Fill the bitmask; a sequence's rows stand together, the one after its committed tokens first."""
         self._bitmask = np.full((len(rows), self._num_words), -1, dtype=np.int32)
         self._mask_row = {row.index: i for i, row in enumerate(rows)}
-        last = {row.sequence.sequence_id: row.draft_token_ids for row in rows}
-        work = [
-            MaskRows(self._matcher(row.sequence), i, last[row.sequence.sequence_id])
+        drafts = {row.sequence.sequence_id: row.draft_token_ids for row in rows}  # its last row has them all
+        work = {
+            row.sequence.sequence_id: MaskRows(self._matcher(row.sequence), i, drafts[row.sequence.sequence_id])
             for i, row in enumerate(rows)
             if not row.draft_token_ids
-        ]
-        self._backend.fill_bitmask(work, self._bitmask)
-        matchers = ((row.sequence.sequence_id, self._matcher(row.sequence)) for row in rows if not row.draft_token_ids)
-        return {i: f"structured_outputs: {m.failure}" for i, m in matchers if m.failure is not None}
+        }
+        self._backend.fill_bitmask(list(work.values()), self._bitmask)
+        failures = {sequence_id: item.matcher.failure for sequence_id, item in work.items()}
+        return {i: f"structured_outputs: {failure}" for i, failure in failures.items() if failure is not None}
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         words = self._bitmask[[self._mask_row[row.index] for row in rows]]
@@ -176,6 +174,25 @@ class GrammarProcessor:
         if token_ids[: len(before)] != before:  # another way to spell it; no reason to doubt the rest
             before, token_ids = [], tokenizer.encode(text, add_special_tokens=False)
         return token_ids[len(before) : -1]  # the last one may merge with what comes
+
+
+def vocabulary_of(context: ProcessorContext) -> list[bytes]:
+    """The text of each token id of the logits, in UTF-8; empty for what is no text: special tokens and padding.
+
+    [vocab_size]. Raises `InvalidRequestError` if the model has no tokenizer.
+    """
+    tokenizer = context.tokenizer
+    if tokenizer is None:
+        raise InvalidRequestError(
+            "structured_outputs",
+            "this model has no tokenizer, and constraints are about text; set model.tokenizer, or leave them out",
+        )
+    known = min(tokenizer.vocab_size, context.vocab_size)
+    return [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (context.vocab_size - known)
+
+
+def _failed(compilation: Future[CompiledGrammar]) -> bool:
+    return compilation.done() and (compilation.cancelled() or compilation.exception() is not None)
 
 
 def _accept_prefix(matcher: GrammarMatcher, token_ids: Sequence[int]) -> list[int]:

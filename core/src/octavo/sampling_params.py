@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
@@ -205,13 +205,14 @@ def _structured_outputs(given: Any) -> StructuredOutputsParams | None:
         return given
     if not isinstance(given, Mapping):
         raise InvalidRequestError("structured_outputs", f"must be StructuredOutputsParams, got {type(given).__name__}")
-    try:
-        return StructuredOutputsParams(**given)
-    except TypeError:
-        known = StructuredOutputsParams.__slots__
-        unknown = next(iter(set(map(str, given)) - set(known)), "")
-        near = suggestion(unknown, known)
-        raise InvalidRequestError("structured_outputs", f"has no field {unknown!r}{near}") from None
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    for name in given:
+        if name not in known:
+            near = suggestion(str(name), known)
+            raise InvalidRequestError(
+                "structured_outputs", f"has no field {str(name)!r}{near}; there is: {', '.join(known)}"
+            )
+    return StructuredOutputsParams(**given)
 
 
 def _token_id(name: str, value: Any) -> int:

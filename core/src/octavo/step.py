@@ -55,6 +55,12 @@ class SchedulerOutput:
     def num_scheduled_tokens(self) -> int:
         return sum(s.num_scheduled_tokens for s in self.scheduled)
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether there are tokens in it, each the last one of its sequence or a draft."""
+        decodes = all(s.num_scheduled_tokens == len(s.draft_token_ids) + 1 for s in self.scheduled)
+        return bool(self.scheduled) and decodes
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:

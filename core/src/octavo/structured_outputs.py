@@ -45,7 +45,7 @@ class StructuredOutputsParams:
     """Which grammar backend enforces it; None: the configured one."""
 
     def __post_init__(self) -> None:
-        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False) or (kind, self.json) == _FALSE]
+        given = self._given()
         if len(given) != 1:
             raise _wrong(f"give exactly one of {', '.join(KINDS)}; got {' and '.join(given) or 'none'}")
         for name in ("json_object", "any_whitespace"):
@@ -65,7 +65,7 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """Which of `KINDS` it is."""
-        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+        return self._given()[0]
 
     @property
     def source(self) -> str:
@@ -73,8 +73,9 @@ class StructuredOutputsParams:
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-
-_FALSE = ("json", False)  # a schema that nothing satisfies, unlike a constraint that is not given
+    def _given(self) -> list[str]:
+        """Kinds that differ from their defaults. False is a schema too, the one that nothing satisfies."""
+        return [kind for kind in KINDS if getattr(self, kind) is not (False if kind == "json_object" else None)]
 
 
 def _wrong(message: str) -> InvalidRequestError:

@@ -29,7 +29,7 @@ class FixedCosts(StepCosts):
 
 
 def fix_costs(llm: LLM, seconds: dict[int, float]) -> None:
-    llm.engine.core._scheduler._drafts = AdaptiveDrafts(FixedCosts(list(seconds), list(seconds.values())))
+    llm.engine.core._scheduler._draft_sizing = AdaptiveDrafts(FixedCosts(list(seconds), list(seconds.values())))
 
 
 STAIRS = {1: 0.10, 2: 0.15, 16: 0.16, 32: 0.25, 64: 0.4}

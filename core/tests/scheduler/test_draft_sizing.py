@@ -172,7 +172,7 @@ def test_a_new_sequence_starts_from_what_others_have_seen(make_sequence) -> None
 def test_nothing_is_left_of_sequences_that_ended(make_scheduler, make_request) -> None:
     drafts = AdaptiveDrafts(FixedCosts([1, 2], [1.0, 1.0]))
     scheduler: Scheduler = make_scheduler()
-    scheduler._drafts = drafts
+    scheduler._draft_sizing = drafts
     request: Request = make_request([1, 2, 3], max_tokens=4)
     scheduler.add(1, request)
     scheduler.mark_ready(1)
@@ -207,7 +207,7 @@ def test_only_steps_without_prompts_tell_what_a_step_costs(make_scheduler, make_
             timed.append((num_tokens, seconds))
 
     scheduler: Scheduler = make_scheduler()
-    scheduler._drafts = Watched(FLAT)
+    scheduler._draft_sizing = Watched(FLAT)
     for i in (1, 2):
         scheduler.add(i, make_request([i] * 3))
         scheduler.mark_ready(i)

@@ -157,7 +157,7 @@ def test_a_drafter_is_led_through_histories_as_verification_would() -> None:
     assert len(draw_histories(3)) == 3
 
 
-@pytest.mark.parametrize("degrees", [1, 5, 20, 100])
+@pytest.mark.parametrize("degrees", [10, 20, 100])
 def test_chi_square_exceeds_its_limit_once_in_a_million(degrees: int) -> None:
     half = torch.tensor([degrees / 2, _chi_square_limit(degrees) / 2], dtype=torch.float64)
     assert 0.3e-6 < torch.special.gammaincc(half[0], half[1]) < 3e-6

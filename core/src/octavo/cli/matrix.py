@@ -26,7 +26,7 @@ def run_matrix(config: EngineConfig, as_json: bool) -> int:
     extensions = load_extensions(config)
     matrix = Matrix(
         drafters=[name for name, offer in extensions.drafters.items() if offer.entry.rewinds],
-        grammars=grammars_of(extensions),
+        grammars=_grammars(extensions),
         autoload_plugins=config.autoload_plugins,
         disable_plugins=config.disable_plugins,
         override_plugins=config.override_plugins,
@@ -43,7 +43,7 @@ def run_matrix(config: EngineConfig, as_json: bool) -> int:
     return 0 if all(verdict.holds or verdict.refused for _, verdict in results) else 1
 
 
-def grammars_of(extensions: Extensions) -> list[str]:
+def _grammars(extensions: Extensions) -> list[str]:
     """Each grammar backend with each kind of constraint that it has and that is tried."""
     from octavo.testing.matrix import CONSTRAINTS
 

@@ -80,8 +80,8 @@ def _assemble(
     )
     kv = KVCacheManager(groups, config.cache.block_size, config.cache.enable_prefix_caching)
     queue = extensions.first(extensions.queue_makers, "queue", config.scheduler.policy)
-    drafts = _draft_sizing(config, extensions, executor, max_model_len)
-    scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens, drafts)
+    sizing = _draft_sizing(config, extensions, executor, max_model_len)
+    scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens, sizing)
     generation_config = source.generation_config if config.model.use_generation_config else {}
     inputs = InputProcessor(
         tokenizer,

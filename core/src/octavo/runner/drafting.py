@@ -89,7 +89,8 @@ class Drafting:
         num_given = min(len(proposal.token_ids), row.max_drafts)
         probs = proposal.probs[: len(drafts)].float()
         if probs.shape != (len(drafts), self._vocab_size):
-            raise ValueError(f"probs of {len(proposal.token_ids)} drafts are {tuple(proposal.probs.shape)}")
+            wanted = (len(proposal.token_ids), self._vocab_size)
+            raise ValueError(f"a Draft's probs must be {list(wanted)}, not {list(proposal.probs.shape)}")
         stops = row.sequence.request.stop_token_ids
         if stops:  # these drafts were kept because they are none, so they are draws from what is left without them
             probs = probs.index_fill(1, torch.tensor(sorted(stops), device=probs.device), 0.0)

@@ -13,7 +13,8 @@ from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.step_costs import StepCosts
 
 _BUCKETS = (0, *(1 + position.bit_length() for position in range(1, 129)))
-"""Kind of each position of a proposal: the first (0, or 1 if the last prediction was right), 1, 2-3, 4-7, 8-15, …"""
+"""Kind of each position of a proposal: the first (0, or 1 if the last prediction was right), 1, 2-3, 4-7, 8-15, …
+As many as `speculation.num_draft_tokens` allows."""
 _NUM_BUCKETS = max(_BUCKETS) + 1
 _FIRST = itemgetter(0)
 _MEMORY = 0.9

@@ -54,9 +54,9 @@ class Scheduler:
         queue: WaitingQueue,
         max_model_len: int,
         num_lookahead_tokens: int = 0,
-        drafts: AllDrafts | None = None,
+        draft_sizing: AllDrafts | None = None,
     ) -> None:
-        """`drafts` decides how many of the proposed drafts a step verifies; none: all."""
+        """`draft_sizing` decides how many of the proposed drafts a step verifies; None: all."""
         self.max_model_len = min(max_model_len, kv.capacity_tokens)
         self.num_preempted = 0
         """Sequences preempted by the last `schedule`."""
@@ -67,7 +67,7 @@ class Scheduler:
         self._kv = kv
         self._queue = queue
         self._num_lookahead_tokens = num_lookahead_tokens
-        self._drafts = AllDrafts() if drafts is None else drafts
+        self._draft_sizing = AllDrafts() if draft_sizing is None else draft_sizing
         self._sequences: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # in the order of admission
         self._released: list[int] = []
@@ -113,7 +113,7 @@ class Scheduler:
         """The plan of the next step."""
         step = _Step(self._config.max_num_batched_tokens)
         self.prefix_queries = self.prefix_hits = 0
-        self._drafts.choose(self._running, step.budget)
+        self._draft_sizing.choose(self._running, step.budget)
         self._schedule_running(step)
         if not step.preempted:  # what was just taken from one must not go to another
             self._admit_waiting(step)
@@ -135,8 +135,8 @@ class Scheduler:
         Returns one update for each sequence that got tokens or prompt log probabilities, or ended.
         """
         assert plan.step_id == result.step_id, f"result of step {result.step_id} for the plan of step {plan.step_id}"
-        if duration is not None and all(s.num_scheduled_tokens == len(s.draft_token_ids) + 1 for s in plan.scheduled):
-            self._drafts.timed(plan.num_scheduled_tokens, duration)
+        if duration and plan.only_decodes:
+            self._draft_sizing.timed(plan.num_scheduled_tokens, duration)
         updates = []
         for planned, outcome in zip(plan.scheduled, result.sequences, strict=True):
             assert planned.sequence_id == outcome.sequence_id, "results are not in the order of the plan"
@@ -292,7 +292,7 @@ class Scheduler:
         if self._kv.rewindable:  # or else no draft may be rejected
             room = sequence.max_num_tokens - len(sequence.token_ids) - 1  # the last token is never a draft
             sequence.draft_token_ids = outcome.draft_token_ids[:room]
-            self._drafts.observe(sequence, token_ids, sequence.draft_token_ids)
+            self._draft_sizing.observe(sequence, token_ids, sequence.draft_token_ids)
         return sequence.update(token_ids, logprobs, prompt_logprobs)
 
     def _end(
@@ -312,7 +312,7 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self._sequences[sequence.sequence_id]
-        self._drafts.forget(sequence.sequence_id)
+        self._draft_sizing.forget(sequence.sequence_id)
         self._released.append(sequence.sequence_id)
         return sequence.update(token_ids, logprobs, prompt_logprobs, reason, stop_reason, error)
 

@@ -1,6 +1,7 @@
 """What plugin authors test with: conformance suites for each kind of plugin, and the parts that they are made of.
 
-Nothing of Octavo imports this package; a pytest plugin (`octavo.testing.pytest_plugin`) offers its parts as fixtures.
+Nothing of Octavo but `octavo plugins matrix` imports this package; a pytest plugin (`octavo.testing.pytest_plugin`)
+offers its parts as fixtures.
 `octavo.testing.suites` says how to use the suites; importing them from here imports torch only when one is used.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.grammar import GrammarProcessor
+from octavo.grammar import GrammarProcessor, vocabulary_of
 from octavo.hookspecs import hookimpl
 from octavo.spec import LogitsProcessorEntry, MaskRows, ProcessorContext
 from octavo.structured_outputs import StructuredOutputsParams
@@ -36,9 +36,7 @@ class ChoiceBackend:
     """Implements `GrammarBackend`."""
 
     def __init__(self, context: ProcessorContext) -> None:
-        tokenizer = context.tokenizer
-        assert tokenizer is not None, "a grammar needs a tokenizer"
-        self._token_bytes = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self._token_bytes = vocabulary_of(context)
 
     def compile(self, params: StructuredOutputsParams) -> ChoiceGrammar:
         assert params.choice is not None, "other kinds go to other backends"
@@ -47,15 +45,15 @@ class ChoiceBackend:
     def fill_bitmask(self, work: Sequence[MaskRows], bitmask: np.ndarray) -> None:
         num_tokens = bitmask.shape[1] * 32
         for item in work:
-            accepted = 0
+            num_accepted = 0
             for row, draft in enumerate([*item.draft_token_ids, None], item.first_row):
                 allowed = np.zeros(num_tokens, dtype=np.uint8)
                 allowed[item.matcher.allowed()] = 1  # type: ignore[attr-defined]
                 bitmask[row] = np.packbits(allowed, bitorder="little").view(np.int32)
                 if draft is None or not item.matcher.accept(draft):
                     break
-                accepted += 1
-            item.matcher.rollback(accepted)
+                num_accepted += 1
+            item.matcher.rollback(num_accepted)
 
 
 class ChoiceGrammar:

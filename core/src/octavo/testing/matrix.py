@@ -1,6 +1,7 @@
 """Every feature with every other: combinations that hold each pair of settings, each run against the plain path.
 
-    matrix = Matrix(drafters=("ngram",), grammars=("xgrammar",), plugins=[octavo_ngram.plugin, octavo_xgrammar.plugin])
+    plugins = [octavo_ngram.plugin, octavo_xgrammar.plugin]
+    matrix = Matrix(drafters=("ngram",), grammars=("xgrammar json",), plugins=plugins)
     for combination in matrix.combinations():
         print(combination, matrix.check(combination))
 
@@ -29,6 +30,8 @@ from octavo.testing.workload import Job, pairwise, run_jobs
 Combination = Mapping[str, str]
 """A value for each of the factors."""
 
+PLAIN = "plain"
+"""In place of every setting: the engine of the plain path."""
 RIGHT, WRONG = "always right", "always wrong"
 CONSTRAINTS: Mapping[str, Any] = {
     "json": {
@@ -106,7 +109,7 @@ class Matrix:
                 engine.reset_prefix_cache()
             else:
                 run_jobs(engine, [Job(prompt=job.prompt, params=SamplingParams(max_tokens=1)) for job in jobs])
-            accepted = _Acceptance(engine)
+            accepted = _AcceptedDrafts(engine)
             outputs = run_jobs(engine, jobs, after_step=accepted.count)
         except OctavoError as error:
             return Verdict(False, str(error), refused=True)
@@ -118,7 +121,7 @@ class Matrix:
     def _run_plain(self, combination: Combination, jobs: Sequence[Job]) -> list[RequestOutput]:
         key = tuple(combination[factor] for factor in ("grammar", "sampling", "option"))
         if key not in self._plain:
-            outputs = self._plain[key] = run_jobs(self._engine(dict.fromkeys(self.factors, "plain")), jobs)
+            outputs = self._plain[key] = run_jobs(self._engine(dict.fromkeys(self.factors, PLAIN)), jobs)
             for job, output in zip(jobs, outputs, strict=True):
                 self._answers[_question(job.prompt, job.params)] = output.outputs[0].token_ids
         return self._plain[key]
@@ -133,13 +136,12 @@ class Matrix:
                 "vocabulary": "bytes",
                 "num_blocks": _SCARCE_BLOCKS if preemption == "yes" else _ENOUGH_BLOCKS,
                 "max_num_batched_tokens": _CHUNK if prompt == "chunked" else 2048,
-                "enable_prefix_caching": drafter != "plain",
-                "jump_forward": drafter != "plain",
-                "adaptive": False,
+                "enable_prefix_caching": drafter != PLAIN,
+                "jump_forward": drafter != PLAIN,
                 "num_draft_tokens": 6,
             }
             scripts = {RIGHT: self._right, WRONG: self._wrong}
-            settings["drafter"] = "scripted" if drafter in scripts else "none" if drafter == "plain" else drafter
+            settings["drafter"] = {PLAIN: "none", RIGHT: "scripted", WRONG: "scripted"}.get(drafter, drafter)
             plugins = [
                 *self._keywords.get("plugins", ()),
                 ScriptedProcessor(_forbid_some),
@@ -158,7 +160,7 @@ class Matrix:
         ]
 
 
-class _Acceptance:
+class _AcceptedDrafts:
     """Accepted drafts of all steps of an engine from now on."""
 
     def __init__(self, engine: Any) -> None:
@@ -200,10 +202,10 @@ def _compare(
             return Verdict(False, f"prompt {i}: {got.token_ids} instead of {want.token_ids}")
         if want.logprobs and [p.token_id for p in got.logprobs or ()] != list(want.token_ids):
             return Verdict(False, f"prompt {i}: log probabilities of other tokens")
-    in_force = {
-        "always right": num_accepted > 0 if combination["drafter"] == RIGHT else True,
-        "warm": any(o.metrics.num_cached_tokens for o in outputs) if combination["prefix cache"] == "warm" else True,
-        "preemption": any(o.metrics.num_preemptions for o in outputs) if combination["preemption"] == "yes" else True,
+    seen = {
+        ("drafter", RIGHT): num_accepted > 0,
+        ("prefix cache", "warm"): any(o.metrics.num_cached_tokens for o in outputs),
+        ("preemption", "yes"): any(o.metrics.num_preemptions for o in outputs),
     }
-    missing = [setting for setting, shown in in_force.items() if not shown]
-    return Verdict(not missing, f"{', '.join(missing)} had no effect" if missing else "")
+    idle = [f"{name} {value}" for (name, value), shown in seen.items() if combination[name] == value and not shown]
+    return Verdict(not idle, f"{', '.join(idle)} had no effect" if idle else "")

@@ -26,6 +26,19 @@ EXACT = [
         ['{"a":1,"b":[]}'],
         ['{"b":1,"a":"x"}', '{"a":"x"}', '{"\\u0061":"x"}'],
     ),
+    (
+        {"properties": {"a": INT, "s/t": INT}, "additionalProperties": True},
+        [r'{"a":1,"\nx":[],"b\u0061":1,"q\"":1}'],
+        [rf'{{"z":1,"{name}":"x"}}' for name in (r"\u0061", r"s\/t", r"\u0073/t", r"s\u002ft")],
+    ),
+    (
+        {"properties": {"a": INT, 'q"': INT, "s/t": INT, "n\n": INT}, "additionalProperties": True},
+        [r'{"a":1,"q\"":2,"n\n":3,"b\u0061":1}'],
+        [
+            rf'{{"z":1,"{name}":"x"}}'
+            for name in (r"\u0061", r"q\"", r"q\u0022", r"s\/t", r"\u0073/t", r"n\n", r"n\u000a")
+        ],
+    ),
     ({"properties": {"a": INT}, "additionalProperties": STR}, ['{"a":1,"b":"x"}', '{"b":"x"}'], ['{"b":1}']),
     ({"properties": {"a": INT}, "unevaluatedProperties": STR}, ['{"a":1,"b":"x"}'], ['{"b":1}']),
     ({"type": "object"}, ['{"a":1,"b":null}', "{}"], ["[]"]),
@@ -267,6 +280,18 @@ def test_only_utf8_can_be_spelt(grammars, constraint, before, after):
         matcher = grammar.matcher(frozenset([grammars.eos]))
         whole = all(matcher.accept(grammars.byte(byte)) for byte in before + part + after)
         assert (whole and grammars.eos in grammars.allowed(matcher)) == (part not in broken), part
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["é1", "éa", "ÿf", "a\0b", "a\x001", "\x1fa", r"a\x41", r"\xe9e", "日a", "😀a", "\u200da", '"', "/"],
+)
+def test_names_and_constants_of_any_characters(grammars, name):
+    spelt = json.dumps(name, ensure_ascii=False)
+    assert grammars.accepts(grammars.compile(json={"enum": [name]}), spelt)
+    grammar = grammars.compile(json={"properties": {name: INT, "b": INT}, "required": [name]})
+    assert grammars.accepts(grammar, f'{{{spelt}:1,"b":1}}')
+    assert not grammars.accepts(grammar, '{"b":1}')
 
 
 def test_both_spellings_of_a_schema_are_one_grammar(grammars):

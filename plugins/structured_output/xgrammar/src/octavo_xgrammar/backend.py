@@ -5,6 +5,7 @@ Owns: xgrammar's objects. Must never know: logits, batches, how a schema is read
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -99,9 +100,10 @@ class XGrammarBackend:
         """
         with self._lock:  # each is made once, although many threads may come first
             setup, library, no_tokens = self._setup, self._library, self._no_tokens
-        half = self._config.compile_timeout / 2
-        job = Job(params.kind, params.source, params.any_whitespace, self._config.max_compile_bytes, int(half) + 1)
-        reply = self._workers.ask(setup, job, half)
+        limits = self._config
+        half = math.ceil(limits.compile_timeout / 2)  # the other half is for compiling here
+        job = Job(params.kind, params.source, params.any_whitespace, limits.max_compile_bytes, half)
+        reply = self._workers.ask(setup, job, limits.compile_timeout)
         if reply.refused is not None:
             raise InvalidRequestError("structured_outputs", f"{params.kind}: {reply.refused}")
         compiler, matcher = library.result().compiler, library.result().matcher

@@ -29,7 +29,10 @@ _UNEVALUATED = {"unevaluatedProperties": "additionalProperties", "unevaluatedIte
 
 
 class SchemaReader:
-    """Reads one schema. `rules` then has the EBNF of what a placeholder, a constant of that name, stands for."""
+    """Reads one schema. `rules` then has the EBNF of what a placeholder, a constant of that name, stands for.
+
+    `escapes_names` says whether a name of a property is spelt with escapes.
+    """
 
     def __init__(self, schema: Any, *, closed_objects: bool, exact_repeats: int) -> None:
         self._root, self._closed, self._exact_repeats = schema, closed_objects, exact_repeats
@@ -40,6 +43,7 @@ class SchemaReader:
         self._defs: dict[str, Any] = {}
         self._names: dict[str, str] = {}
         self.rules: dict[str, str] = {}
+        self.escapes_names = False
 
     def read(self) -> dict[str, Any]:
         """The schema for xgrammar. Raises `Refused`."""
@@ -260,6 +264,7 @@ class SchemaReader:
         properties: dict[str, Any] = {}
         for name in [*simple.get("properties", {}), *(n for n in required if n not in simple.get("properties", {}))]:
             place = f"{path}.properties.{name}"
+            self.escapes_names |= "\\" in json.dumps(name, ensure_ascii=False)
             try:
                 properties[name] = self._normal(self._property(simple, name, others, path), place, depth + 1)
             except Unsatisfiable as error:

@@ -18,8 +18,11 @@ from octavo_xgrammar.schemas import SchemaReader
 
 _CHAR = r"[^\0-\x1f\"\\\r\n", r"[^\0-\x1f\"\\\ud800-\udfff"
 """What xgrammar writes for a character of a JSON string, and the same without surrogates, which are no UTF-8."""
-_ESCAPED_NAME = r' | ("\\" basic_escape basic_string_sub)'
-"""A way into names of additional properties on which a name of the schema could be spelt again, with escapes."""
+_ESCAPE_IN_NAME = r' | ("\\" basic_escape basic_string_sub)'
+"""In names of additional properties, any escape: with one, a name of the schema could be spelt again."""
+_PLAIN_ESCAPE_IN_NAME = r' | ("\\" [\"\\bfnrt] basic_string_sub)'
+"""Those that stand for what cannot be spelt otherwise, so for no part of a name without such characters."""
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.S)
 _EXACT_REPEATS_BUDGET = 800_000
 _REFUSED_TAGS = frozenset({"qwen_xml_parameter"})
 
@@ -70,7 +73,7 @@ class Notation:
             strict_mode=False,
             max_whitespace_cnt=self.max_whitespace if any_whitespace else None,
         )
-        ebnf = _mended(ebnf)
+        ebnf = _mended(ebnf, reader.escapes_names)
         for i, (name, rule) in enumerate(reader.rules.items()):
             ebnf = ebnf.replace(f'"\\"{name}\\""', f"octavo_{i}") + f"\noctavo_{i} ::= {rule}\n"
             if name in ebnf:
@@ -110,10 +113,13 @@ def _from_structures(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "structural_tag", "format": tags}
 
 
-def _mended(ebnf: str) -> str:
-    """What xgrammar writes, where it would let through what is not valid."""
+def _mended(ebnf: str, escapes_names: bool) -> str:
+    """What xgrammar writes, put right where it lets through what is not valid, or cannot read its own writing."""
     names = re.compile(r"^\S+_addl_key_\d+ ::= .*$", re.M)
-    return names.sub(lambda rule: rule[0].replace(_ESCAPED_NAME, ""), ebnf.replace(*_CHAR))
+    escape = "" if escapes_names else _PLAIN_ESCAPE_IN_NAME
+    ebnf = names.sub(lambda rule: rule[0].replace(_ESCAPE_IN_NAME, escape), ebnf.replace(*_CHAR))
+    # a hexadecimal digit behind \xe9 would be read as part of it
+    return _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], ebnf)
 
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")

@@ -39,7 +39,10 @@ def ebnf(node: Node, *, in_json: bool, exact_repeats: int) -> str:
     """
     items = [item for item in (node.items if isinstance(node, Cat) else (node,)) if item != EMPTY]
     ends = [*items[1:], chars_of('"') if in_json else EMPTY]
-    counted = [_counted(item, end, in_json, exact_repeats) for item, end in zip(items, ends, strict=True)]
+    counted = [
+        _ebnf_element(item, in_json) if _is_ambiguous(item) else _counted(item, end, in_json, exact_repeats)
+        for item, end in zip(items, ends, strict=True)
+    ]
     if not any(counted):
         quote = '"' * in_json
         return _regex_element(quote + "".join(_regex(item, in_json) for item in items) + quote)
@@ -120,13 +123,64 @@ def _regex(node: Node, in_json: bool) -> str:
         if node.most == 0:
             return ""
         item = _regex(node.item, in_json)
-        bounds = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.least, node.most))
-        most = "" if node.most is None else node.most
-        return f"(?:{item}){bounds or f'{{{node.least},{most}}}'}" if item else ""
+        if item and (node.least, node.most) == (0, 1):
+            return f"(?:|{item})"  # what xgrammar makes of (…)? can also be entered in the middle
+        return f"(?:{item}){_bounds(node)}" if item else ""
     assert not isinstance(node, Anchor)
     if isinstance(node, Alt):
         return "(?:" + "|".join(_regex(item, in_json) for item in node.items) + ")"
     return "".join(_regex(item, in_json) for item in node.items)
+
+
+def _bounds(node: Repeat) -> str:
+    named = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.least, node.most))
+    return named or f"{{{node.least},{'' if node.most is None else node.most}}}"
+
+
+def _ebnf_element(node: Node, in_json: bool) -> str:
+    """The expression as EBNF all through: right for each expression, and slow for repetitions of groups."""
+    if isinstance(node, Chars):
+        plain, escaped = meet(node, UNESCAPED) if in_json else node, _escapes(node) if in_json else []
+        ways = [*([_ebnf_set(plain)] if plain.ranges else []), *map(json.dumps, escaped)]
+        return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
+    if isinstance(node, Repeat):
+        return f"({_ebnf_element(node.item, in_json)}){_bounds(node)}" if node.most != 0 else '""'
+    assert not isinstance(node, Anchor)
+    written = [_ebnf_element(item, in_json) for item in node.items] or ['""']
+    return f"({' | '.join(written)})" if isinstance(node, Alt) else " ".join(written)
+
+
+def _is_ambiguous(node: Node) -> bool:
+    """Whether the expression has alternatives that begin alike: xgrammar's own reading may then go from one to another.
+
+    `a|aa?`, for one, lets any number of them through (xgrammar 0.2.9).
+    """
+    if isinstance(node, Alt):
+        starts = [_start(item)[0] for item in node.items]
+        if any(meet(a, b).ranges for i, a in enumerate(starts) for b in starts[:i]):
+            return True
+    if isinstance(node, Repeat):
+        return _is_ambiguous(node.item)
+    return isinstance(node, Alt | Cat) and any(map(_is_ambiguous, node.items))
+
+
+def _start(node: Node) -> tuple[Chars, bool]:
+    """The characters that the expression can begin with, and whether it can be empty."""
+    if isinstance(node, Chars):
+        return node, False
+    if isinstance(node, Anchor):
+        return chars([]), True
+    if isinstance(node, Repeat):
+        start, can_be_empty = _start(node.item)
+        return start if node.most != 0 else chars([]), can_be_empty or node.least == 0
+    starts = []
+    for item in node.items:
+        starts.append(_start(item))
+        if isinstance(node, Cat) and not starts[-1][1]:
+            break
+    ranges = [pair for start, _ in starts for pair in start.ranges]
+    can_be_empty = any(empty for _, empty in starts) if isinstance(node, Alt) else all(empty for _, empty in starts)
+    return chars(ranges), can_be_empty
 
 
 def _regex_set(members: Chars) -> str:
@@ -166,8 +220,7 @@ def _json_set(members: Chars) -> str:
     plain = meet(members, UNESCAPED)
     if plain.ranges:
         ways.append(_regex_set(plain))
-    escaped = [c for c in (*range(0x20), 0x22, 0x5C) if meet(members, chars_of(chr(c))).ranges]
-    spelt = [json.dumps(chr(c))[1:-1] for c in escaped]
+    spelt = _escapes(members)
     short = "".join(_regex_char(ord(text[1])) for text in spelt if len(text) == 2)
     if short:
         ways.append(f"\\x5c[{short}]")
@@ -176,3 +229,9 @@ def _json_set(members: Chars) -> str:
         if last:
             ways.append(f"\\x5cu00{digit}[{last}]")
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+
+
+def _escapes(members: Chars) -> list[str]:
+    """How a JSON string spells those of `members` that have to be escaped."""
+    escaped = [c for c in (*range(0x20), 0x22, 0x5C) if any(low <= c <= high for low, high in members.ranges)]
+    return [json.dumps(chr(c))[1:-1] for c in escaped]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import sys
 import tempfile
@@ -27,6 +28,10 @@ _STACK_BYTES = 4 << 20
 """Half of what threads usually have, so that what does not overflow here does not in the engine."""
 
 
+_NICENESS = 10
+"""A tenth of a CPU that others want too: little to them, and enough for a grammar of the usual size."""
+
+
 class Setup(msgspec.Struct):
     vocabulary: list[bytes]
     vocab_size: int
@@ -40,7 +45,7 @@ class Job(msgspec.Struct):
     source: str
     any_whitespace: bool
     max_bytes: int
-    max_seconds: int
+    max_cpu_seconds: int
 
 
 class Reply(msgspec.Struct):
@@ -140,13 +145,13 @@ class _Worker:
 
 
 def _limit(job: Job) -> None:
-    """Let the kernel end this process, should nobody else do so. Where it has no such limits, only time is limited."""
+    """Let the kernel end this process. CPU time is what counts: it may have to wait for others that are busy."""
     if sys.platform == "win32":
         return
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + job.max_seconds + 2}
+    limits = {resource.RLIMIT_CPU: math.ceil(used.ru_utime + used.ru_stime) + job.max_cpu_seconds}
     with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
         limits[resource.RLIMIT_AS] = int(statm.read().split()[0]) * resource.getpagesize() + job.max_bytes
     for kind, limit in limits.items():
@@ -167,7 +172,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
 def main() -> None:
     if hasattr(os, "nice"):
-        os.nice(19)
+        os.nice(_NICENESS)
     sys.setrecursionlimit(20_000)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may write between the frames

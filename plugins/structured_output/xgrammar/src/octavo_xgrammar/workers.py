@@ -6,6 +6,7 @@ Owns: processes, time limits. Must never know: xgrammar, grammars.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from octavo.errors import InvalidRequestError
 from octavo_xgrammar.worker import Job, Reply, Setup, receive, send
 
 _START_SECONDS = 120.0
+_CPU_TIME_IS_UP = -getattr(signal, "SIGXCPU", 0)
 
 
 class _Process:
@@ -25,6 +27,7 @@ class _Process:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OPENBLAS_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "1",  # others set address space aside, which a limit of memory cannot tell from its use
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "octavo_xgrammar.worker"],
@@ -98,8 +101,10 @@ class Workers:
                 self._idle.append(process)
                 return reply
         if late:
+            raise _exceeded(f"takes more than the {max_seconds:g} s of structured_outputs.compile_timeout to compile")
+        if reply is None and process.exit_code == _CPU_TIME_IS_UP:
             raise _exceeded(
-                f"takes more than the {2 * max_seconds:g} s of structured_outputs.compile_timeout to compile"
+                f"takes more than {job.max_cpu_seconds} s of CPU to compile, half of structured_outputs.compile_timeout"
             )
         if reply is not None:
             raise _exceeded(
