@@ -17,7 +17,7 @@ from octavo.hookspecs import hookimpl
 from octavo.request import FinishReason
 from octavo.spec import LogitsProcessorEntry
 from octavo.testing.choice_grammar import ChoiceBackend, ChoicePlugin
-from octavo.testing.scripted import ScriptedDrafter
+from octavo.testing.scripted import ScriptedDrafter, ScriptedProcessor
 from octavo.testing.table_model import EOS_TOKEN_ID, table_llm
 
 CHOICES = ["ABCDEFGH", "ABCDEXYZ", "Q", "QQ"]
@@ -112,6 +112,7 @@ class SlowPlugin:
 
         class Backend:
             fill_bitmask = staticmethod(backend.fill_bitmask)
+            shutdown = staticmethod(plugin.release.set)
 
             def compile(self, params: StructuredOutputsParams) -> Any:
                 plugin.compiled.append(tuple(params.choice or ()))
@@ -170,6 +171,8 @@ class _CountingBackend:
 
     def fill_bitmask(self, work: Any, bitmask: np.ndarray) -> None: ...
 
+    def shutdown(self) -> None: ...
+
 
 def test_the_cache_keeps_the_most_recently_used_within_its_bound() -> None:
     backend = _CountingBackend()
@@ -210,7 +213,7 @@ def test_backends_are_chosen_by_request_then_configuration_then_priority() -> No
     assert llm.engine.inputs.make_request("r", [5], named).processors == ("slow",)
     for params, message in (
         (StructuredOutputsParams(choice=["A"], backend="fast"), r"'fast' for choice; there is: choices, slow"),
-        (StructuredOutputsParams(regex="a"), r"'choices' for regex; install one"),
+        (StructuredOutputsParams(regex="a"), r"'choices' for regex; `octavo plugins`"),
     ):
         with pytest.raises(InvalidRequestError, match=message):
             llm.engine.inputs.make_request("r", [5], SamplingParams(structured_outputs=params))
@@ -241,3 +244,33 @@ def test_a_matcher_that_cannot_go_on_ends_its_own_sequence_with_its_reason() -> 
     good, bad = llm.generate([[5], [6]], [guided(["ABC"]), guided(["QQ"])])
     assert good.outputs[0].text == "ABC"
     assert bad.outputs[0].error == "structured_outputs: it is tired"
+
+
+def test_compilations_that_nobody_waits_for_are_dropped_and_an_engine_that_ends_ends_them() -> None:
+    plugin = SlowPlugin()
+    llm = table_llm(plugins=[plugin])
+    for i in range(40):
+        llm.engine.add_request(f"r{i}", [5], guided([f"A{i}"]))
+    llm.engine.step()
+    num_begun = len(plugin.compiled)
+    assert num_begun < 20
+    for i in range(40):
+        llm.engine.abort_request(f"r{i}")
+    llm.shutdown()
+    assert plugin.release.is_set()
+    assert len(plugin.compiled) == num_begun
+
+
+@pytest.mark.parametrize("answer", [0, -3, 99, 1.5, "x"])
+def test_a_processor_that_answers_nonsense_ends_its_own_sequences(answer: Any) -> None:
+    class Odd(ScriptedProcessor):
+        def accept(self, sequence: Any, token_ids: Any) -> Any:
+            super().accept(sequence, token_ids)
+            return answer
+
+    llm = table_llm(plugins=[Odd()])
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    named = SamplingParams(**options, extra_args={"scripted": True})
+    odd, plain = llm.generate([[5], [6]], [named, SamplingParams(**options)])
+    assert "'scripted'" in (odd.outputs[0].error or "")
+    assert len(plain.outputs[0].token_ids) == 4

@@ -70,6 +70,9 @@ def test_the_schemas_that_are_no_object_are_schemas_too(schema: Any) -> None:
         ("choice", [["a"]], "text"),
         ("choice", [str(i) for i in range(20_000)], "1 to 10000 entries"),
         ("choice", iter("ab"), "list of texts"),
+        ("choice", {"a", "b"}, "list of texts"),
+        ("choice", ["\ud800"], "Unicode"),
+        ("regex", "\ud800", "Unicode"),
         ("grammar", "  ", "not empty"),
         ("structural_tag", [], "must be a JSON object"),
     ],
@@ -99,3 +102,18 @@ def test_sampling_params_take_a_mapping_and_name_an_unknown_field() -> None:
         SamplingParams(structured_outputs={"chioce": ["a"]})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="got list"):
         SamplingParams(structured_outputs=["a"])  # type: ignore[arg-type]
+
+
+def test_a_class_without_a_schema_says_why() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Odd", call=(type(lambda: 0), ...), __config__={"arbitrary_types_allowed": True})
+    with pytest.raises(InvalidRequestError, match="has no JSON schema"):
+        StructuredOutputsParams(json=model)
+
+
+def test_shared_parts_count_each_time() -> None:
+    schema: list[Any] = []
+    for _ in range(60):
+        schema = [schema, schema]
+    with pytest.raises(InvalidRequestError, match="objects and lists"):
+        StructuredOutputsParams(json={"enum": schema})

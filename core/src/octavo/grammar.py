@@ -9,9 +9,9 @@ text as drafts, the vocabulary in bytes. Must never know: any grammar library, h
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,13 +39,15 @@ _RETOKENISED_TOKENS = 3
 class GrammarCache:
     """Compilations by what is compiled; the least recently used go first. Failures are not kept.
 
-    Requests that ask for one grammar share one compilation, also while it runs.
+    Requests that ask for one grammar share one compilation, also while it runs. One that has not begun when nobody
+    waits for it any more is dropped.
     """
 
     def __init__(self, backend: GrammarBackend, config: StructuredOutputsConfig) -> None:
         self._backend, self._config = backend, config
         self._pool = ThreadPoolExecutor(_NUM_COMPILE_THREADS, thread_name_prefix="octavo-grammar")
         self._compilations: OrderedDict[tuple[str, str, bool], Future[CompiledGrammar]] = OrderedDict()
+        self._num_waiting: Counter[Future[CompiledGrammar]] = Counter()
 
     def get(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """The grammar, done or in the making. Raises `InvalidRequestError` for a source that is too large."""
@@ -64,6 +66,34 @@ class GrammarCache:
         self._compilations.move_to_end(key)
         self._evict()
         return known
+
+    def follow(self, compilation: Future[CompiledGrammar]) -> Future[CompiledGrammar]:
+        """A future of its own for one sequence: others may wait for the same compilation when it is cancelled."""
+        future: Future[CompiledGrammar] = Future()
+        self._num_waiting[compilation] += 1
+
+        def copy(done: Future[CompiledGrammar]) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            error = CancelledError("the engine shuts down") if done.cancelled() else done.exception()
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(error)
+
+        def leave(done: Future[CompiledGrammar]) -> None:
+            self._num_waiting[compilation] -= 1
+            if not self._num_waiting[compilation]:
+                del self._num_waiting[compilation]
+                compilation.cancel()  # without effect on one that runs or is done
+
+        compilation.add_done_callback(copy)
+        future.add_done_callback(leave)
+        return future
+
+    def shutdown(self) -> None:
+        """Drop what has not begun; the backend ends what runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _evict(self) -> None:
         """Forget the least recently used ones beyond the bound, and failures; the last one asked for stays."""
@@ -111,7 +141,7 @@ class GrammarProcessor:
         if compilation.done():
             compilation.result()  # raises what it failed with
         self._states[sequence.sequence_id] = _State(compilation)
-        return True if compilation.done() else _follow(compilation)
+        return True if compilation.done() else self._cache.follow(compilation)
 
     def prepare(self, rows: Sequence[LogitRow]) -> Mapping[int, str]:
         """Fill the bitmask; a sequence's rows stand together, the one after its committed tokens first."""
@@ -155,6 +185,10 @@ class GrammarProcessor:
 
     def release(self, sequence_id: int) -> None:
         self._states.pop(sequence_id, None)
+
+    def shutdown(self) -> None:
+        self._cache.shutdown()
+        self._backend.shutdown()
 
     def _matcher(self, sequence: SequenceView) -> GrammarMatcher:
         """The sequence's matcher, moved over what it has already; made when it is first needed."""
@@ -203,20 +237,3 @@ def _accept_prefix(matcher: GrammarMatcher, token_ids: Sequence[int]) -> list[in
             break
         accepted.append(token_id)
     return accepted
-
-
-def _follow(compilation: Future[CompiledGrammar]) -> Future[CompiledGrammar]:
-    """A future of its own for one sequence, for others may wait for the same compilation when it is cancelled."""
-    future: Future[CompiledGrammar] = Future()
-
-    def copy(done: Future[CompiledGrammar]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        error = done.exception()
-        if error is None:
-            future.set_result(done.result())
-        else:
-            future.set_exception(error)
-
-    compilation.add_done_callback(copy)
-    return future

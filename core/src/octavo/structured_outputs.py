@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, one_line
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """The kinds of constraint; each is a field of `StructuredOutputsParams`, and a request has exactly one."""
 MAX_CHOICES = 10_000
 MAX_DEPTH = 100
 """Deepest nesting of a schema or a structural tag: grammars recurse over it."""
+MAX_PARTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,10 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _json_text("json", _schema_of(self.json), (Mapping, bool)))
         if self.structural_tag is not None:
             object.__setattr__(self, "structural_tag", _json_text("structural_tag", self.structural_tag, (Mapping,)))
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            raise _wrong(f"{given[0]} is not valid Unicode text: {error}") from None
 
     @property
     def kind(self) -> str:
@@ -83,7 +88,7 @@ def _wrong(message: str) -> InvalidRequestError:
 
 
 def _choices(given: Any) -> tuple[str, ...]:
-    if isinstance(given, str | bytes | Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__iter__")):
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise _wrong("choice must be a list of texts")
     if not 0 < len(given) <= MAX_CHOICES:
         raise _wrong(f"choice must have 1 to {MAX_CHOICES} entries, got {len(given)}")
@@ -95,7 +100,12 @@ def _choices(given: Any) -> tuple[str, ...]:
 def _schema_of(given: Any) -> Any:
     """The schema of a pydantic model class, or what was given."""
     describe = getattr(given, "model_json_schema", None)
-    return describe() if callable(describe) else given
+    if not callable(describe):
+        return given
+    try:
+        return describe()
+    except Exception as error:  # pydantic's own errors, which this package does not know
+        raise _wrong(f"json: {given!r} has no JSON schema: {one_line(error)}") from error
 
 
 def _json_text(name: str, given: Any, kinds: tuple[type, ...]) -> str:
@@ -108,7 +118,8 @@ def _json_text(name: str, given: Any, kinds: tuple[type, ...]) -> str:
         raise _wrong(f"{name} is not JSON: {error}") from None
     if not isinstance(value, kinds):
         raise _wrong(f"{name} must be a JSON object, got {type(value).__name__}")
-    _check_depth(name, value)
+    if not isinstance(value, bool):
+        _check_size(name, value)
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
@@ -117,15 +128,14 @@ def _json_text(name: str, given: Any, kinds: tuple[type, ...]) -> str:
     return text
 
 
-def _check_depth(name: str, value: Any) -> None:
-    layer, depth = [value], 0
+def _check_size(name: str, value: Any) -> None:
+    layer, depth, size = [value], 0, 1
     while layer:
         depth += 1
         if depth > MAX_DEPTH:
             raise _wrong(f"{name} is nested more than {MAX_DEPTH} deep")
-        layer = [
-            child
-            for item in layer
-            if isinstance(item, Mapping | list | tuple)
-            for child in (item.values() if isinstance(item, Mapping) else item)
-        ]
+        parents = (item.values() if isinstance(item, Mapping) else item for item in layer)
+        layer = [child for children in parents for child in children if isinstance(child, Mapping | list | tuple)]
+        size += len(layer)
+        if size > MAX_PARTS:
+            raise _wrong(f"{name} has more than {MAX_PARTS} objects and lists")

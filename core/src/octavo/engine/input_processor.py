@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError, ModelLoadError
+from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError, suggestion
 from octavo.extensions import Registry
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, whole_number
@@ -52,6 +52,13 @@ class InputProcessor:
             self._defaults["temperature"] = 0.0
         self._check_defaults()
         self._processors = processors
+        if grammar_backend != "auto" and grammar_backend not in self._grammar_backends():
+            there = ", ".join(self._grammar_backends()) or "none is installed"
+            near = suggestion(grammar_backend, self._grammar_backends())
+            raise ConfigError(
+                f"structured_outputs.grammar_backend: no grammar backend is called {grammar_backend!r}{near}; "
+                f"there is: {there}"
+            )
         self._default_grammar_backend = grammar_backend
         self._seed = seed
         self._num_seedless = 0
@@ -156,6 +163,9 @@ class InputProcessor:
             return tuple(params.extra_args)
         return (*params.extra_args, self._grammar_backend(params.structured_outputs))
 
+    def _grammar_backends(self) -> list[str]:
+        return [name for name, offer in self._processors.items() if offer.entry.grammar_kinds]
+
     def _grammar_backend(self, wanted: StructuredOutputsParams) -> str:
         able = {n: o.entry.priority for n, o in self._processors.items() if wanted.kind in o.entry.grammar_kinds}
         name = wanted.backend or self._default_grammar_backend
@@ -163,9 +173,10 @@ class InputProcessor:
             return max(able, key=lambda n: (able[n], n))
         if name in able:
             return name
-        there = f"there is: {', '.join(able)}" if able else "install one, octavo-xgrammar for example"
+        near = suggestion(name, able)
+        there = f"there is: {', '.join(able)}" if able else "`octavo plugins` shows what is installed"
         which = "no grammar backend" if name == "auto" else f"no grammar backend {name!r}"
-        raise InvalidRequestError("structured_outputs", f"{which} for {wanted.kind}; {there}")
+        raise InvalidRequestError("structured_outputs", f"{which} for {wanted.kind}{near}; {there}")
 
     def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
         worst = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)

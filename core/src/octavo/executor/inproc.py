@@ -11,4 +11,5 @@ from octavo.runner.model_runner import ModelRunner
 class InProcessExecutor(ModelRunner):
     """An `Executor` that is its own and only runner; one process is a cluster of one."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        self._processors.shutdown()

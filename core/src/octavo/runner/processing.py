@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -116,11 +117,24 @@ class ProcessorChain:
                     by_name.setdefault(name, []).extend(rows)
         return sorted(by_name.items(), key=lambda item: (self._registry[item[0]].entry.order, item[0]))
 
+    def shutdown(self) -> None:
+        """Let processors that hold threads or processes give them back."""
+        for name, processor in self._processors.items():
+            shutdown = getattr(processor, "shutdown", None)
+            if callable(shutdown):
+                try:
+                    shutdown()
+                except Exception:
+                    logger.exception("logits processor %r failed to shut down", name)
+
     def prepare(self, work: list[tuple[str, list[LogitRow]]], errors: dict[int, str]) -> None:
         """Let processors do their CPU work; failures are noted in `errors` by sequence id."""
         for name, rows in work:
-            failed = self._guard(name, rows, errors, self._processors[name].prepare, rows)
-            errors.update(failed or {})
+            self._guard(name, rows, errors, self._prepare_one, name, rows, errors)
+
+    def _prepare_one(self, name: str, rows: list[LogitRow], errors: dict[int, str]) -> None:
+        failed = self._processors[name].prepare(rows)
+        errors.update({i: str(reason) for i, reason in dict(failed or {}).items()})
 
     def apply(self, work: list[tuple[str, list[LogitRow]]], logits: torch.Tensor, errors: dict[int, str]) -> None:
         for name, rows in work:
@@ -134,6 +148,8 @@ class ProcessorChain:
         for name in self._attached.get(sequence.sequence_id, ()):
             try:
                 answer = self._processors[name].accept(sequence, token_ids)
+                if answer is not None and not 1 <= operator.index(answer) <= len(token_ids):
+                    raise ValueError(f"accept returned {answer!r} for {len(token_ids)} tokens")
             except Exception as error:
                 errors[sequence.sequence_id] = self._describe(name, error)
                 return None
@@ -153,7 +169,7 @@ class ProcessorChain:
             if self._registry[name].entry.refines_drafts:
                 processor = cast(RefinesDrafts, self._processors[name])
                 try:
-                    drafts = processor.refine_drafts(sequence, drafts, max_drafts)
+                    drafts = [operator.index(i) for i in processor.refine_drafts(sequence, drafts, max_drafts)]
                 except Exception as error:  # its state may be halfway through the drafts
                     errors[sequence.sequence_id] = self._describe(name, error)
         return drafts
@@ -165,14 +181,13 @@ class ProcessorChain:
         return self._processors[name]
 
     def _guard(
-        self, name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., Any], *args: Any
-    ) -> Any:
+        self, name: str, rows: list[LogitRow], errors: dict[int, str], call: Callable[..., None], *args: Any
+    ) -> None:
         try:
-            return call(*args)
+            call(*args)
         except Exception as error:
             message = self._describe(name, error)
             errors.update((row.sequence.sequence_id, message) for row in rows)
-        return None
 
     def _describe(self, name: str | None, error: BaseException) -> str:
         """One line for the user; the traceback of what is not a user's error goes to the log."""

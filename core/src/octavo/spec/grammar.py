@@ -78,3 +78,7 @@ class GrammarBackend(Protocol):
         their `failure`.
         """
         ...
+
+    def shutdown(self) -> None:
+        """End compilations that run, and whatever processes there are. Called once, at the end."""
+        ...

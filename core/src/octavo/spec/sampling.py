@@ -103,6 +103,8 @@ class LogitsProcessor(Protocol):
         """Forget the sequence; called exactly once for each attached one."""
         ...
 
+    # A processor with threads, processes or files may have `shutdown()`, which is called once when the engine ends.
+
 
 class RefinesDrafts(LogitsProcessor, Protocol):
     """A processor that knows something of what comes; its entry says `refines_drafts`."""

@@ -55,6 +55,8 @@ class ChoiceBackend:
                 num_accepted += 1
             item.matcher.rollback(num_accepted)
 
+    def shutdown(self) -> None: ...
+
 
 class ChoiceGrammar:
     """Implements `CompiledGrammar`."""

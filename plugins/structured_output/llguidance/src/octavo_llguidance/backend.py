@@ -70,6 +70,11 @@ class LLGuidanceBackend:
                 "structured_outputs", f"llguidance cannot use this {params.kind}: {_wording(error)}"
             ) from None
 
+    def shutdown(self) -> None:
+        with self._lock:
+            if self._made is not None:
+                self._made.rehearsal.close()
+
     def fill_bitmask(self, work: Sequence[MaskRows], bitmask: np.ndarray) -> None:
         """As the contract says. One matcher after the other: measured, that is faster than llguidance's own threads."""
         library = self._library

@@ -22,6 +22,8 @@ from octavo_llguidance.engine import GrammarError
 
 _MAX_CHILDREN = 4
 """Grammars that are rehearsed at the same time, so that one that takes all its time does not hold up the others."""
+_START_SECONDS = 30.0
+"""What a child may take to start, on a busy machine."""
 _UNLIMITED_STACK_BYTES = 2 << 20
 """What a thread gets where the stack of the main thread is unlimited."""
 
@@ -44,19 +46,34 @@ class Rehearsal:
     def check(self, grammar: str) -> None:
         """Return if the grammar compiles within the limits. Raises `GrammarError`."""
         with self._slots:
-            try:
-                child = self._idle.pop()
-            except IndexError:
-                child = self._start()
+            child = self._take()
+            timer = threading.Timer(2 * self._setup[1] + _START_SECONDS, child.kill)  # for one that does not even count
+            timer.start()
             try:
                 error = _ask(child, grammar)
             except (EOFError, OSError, pickle.UnpicklingError):
                 self._all.discard(child)
                 code = _end(child)
                 raise GrammarError(self._reasons.get(code, f"compiling it ended its process with {code}")) from None
+            finally:
+                timer.cancel()
             self._idle.append(child)
         if error is not None:
             raise GrammarError(error)
+
+    def close(self) -> None:
+        """End all children; what they were at fails."""
+        _end_all(self._all)
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        """An idle child that is alive, or a new one."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.poll() is None:
+                return child
+            self._all.discard(child)
+            _end(child)
+        return self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
@@ -105,6 +122,7 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 
 def _end_all(children: set[subprocess.Popen[bytes]]) -> None:
-    for child in children:
+    for child in list(children):
         child.kill()
         _end(child)
+    children.clear()

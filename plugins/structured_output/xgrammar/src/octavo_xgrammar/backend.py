@@ -115,6 +115,9 @@ class XGrammarBackend:
             )
         return compiled
 
+    def shutdown(self) -> None:
+        self._workers.close()
+
     def fill_bitmask(self, work: Sequence[MaskRows], bitmask: np.ndarray) -> None:
         for rows in work:
             matcher = rows.matcher

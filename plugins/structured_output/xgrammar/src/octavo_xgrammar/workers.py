@@ -93,6 +93,10 @@ class Workers:
     def pids(self) -> list[int]:
         return sorted(process.pid for process in list(self._alive))
 
+    def close(self) -> None:
+        """End all workers; what they were at fails."""
+        _close_all(self._alive)
+
     def ask(self, setup: Setup, job: Job, max_seconds: float) -> Reply:
         """Have a job done. Raises `InvalidRequestError` (field `structured_outputs`) if it exceeds a limit."""
         with self._slots:
