@@ -42,7 +42,8 @@ def _constraint(params: StructuredOutputsParams) -> dict[str, Any]:
     if params.kind == "regex":
         return {"lark_grammar": f"start: /{_lark_regex(params.source)}/"}
     if params.kind == "choice":
-        return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, params.choice or ()))}
+        quoted = (json.dumps(text, ensure_ascii=False) for text in params.choice or ())
+        return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(quoted)}
     return {"lark_grammar": _lark(params.source)}
 
 
@@ -58,14 +59,6 @@ def _lark_regex(regex: str) -> str:
     if (len(regex) - len(regex.rstrip("\\"))) % 2:
         raise refuse("the regex ends with a backslash that escapes nothing")
     return regex_to_lark(regex, "dw")
-
-
-def _quoted(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise refuse(f"the choice {text!r} is no Unicode text") from None
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _lark(source: str) -> str:
