@@ -115,11 +115,7 @@ def _regex(node: Node, in_json: bool) -> str:
     if isinstance(node, Chars):
         return _json_set(node) if in_json else _regex_set(node)
     if isinstance(node, Repeat):
-        if max(node.least, node.most or 0) > MAX_REPEAT:
-            raise Refused(
-                f"a repetition of more than {MAX_REPEAT} times makes xgrammar slow, except of a single set of "
-                "characters outside of groups; allow fewer"
-            )
+        _check_bounds(node)
         if node.most == 0:
             return ""
         item = _regex(node.item, in_json)
@@ -130,6 +126,14 @@ def _regex(node: Node, in_json: bool) -> str:
     if isinstance(node, Alt):
         return "(?:" + "|".join(_regex(item, in_json) for item in node.items) + ")"
     return "".join(_regex(item, in_json) for item in node.items)
+
+
+def _check_bounds(node: Repeat) -> None:
+    if max(node.least, node.most or 0) > MAX_REPEAT:
+        raise Refused(
+            f"a repetition of more than {MAX_REPEAT} times makes xgrammar slow, except of a single set of characters "
+            "outside of groups; allow fewer"
+        )
 
 
 def _bounds(node: Repeat) -> str:
@@ -144,6 +148,7 @@ def _ebnf_element(node: Node, in_json: bool) -> str:
         ways = [*([_ebnf_set(plain)] if plain.ranges else []), *map(json.dumps, escaped)]
         return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
     if isinstance(node, Repeat):
+        _check_bounds(node)
         return f"({_ebnf_element(node.item, in_json)}){_bounds(node)}" if node.most != 0 else '""'
     assert not isinstance(node, Anchor)
     written = [_ebnf_element(item, in_json) for item in node.items] or ['""']
