@@ -38,17 +38,26 @@ class LLM:
             print(output.outputs[0].text)
 
     `model` is a folder, a GGUF file or a hub id; without one the packaged SmolLM2-135M-Instruct is used. Any key of
-    the configuration can be given by its name (`dtype="float32"`) or by section (`cache={"memory": "2GiB"}`).
+    the configuration can be given by its name (`dtype="float32"`) or by section (`cache={"memory": "2GiB"}`), and
+    options of plugins by the plugin's name (`plugin_options={"ngram": {"max_n": 4}}`).
     `plugins` are plugin modules to load besides the installed ones.
 
     Raises `ConfigError`, `PluginError`, `ModelLoadError` or `CapacityError` if no engine can be built.
     """
 
     def __init__(
-        self, model: str | None = None, *, config_file: str | None = None, plugins: Sequence[Any] = (), **keywords: Any
+        self,
+        model: str | None = None,
+        *,
+        config_file: str | None = None,
+        plugins: Sequence[Any] = (),
+        plugin_options: Mapping[str, Mapping[str, Any]] | None = None,
+        **keywords: Any,
     ) -> None:
         if model is not None:
             keywords["model"] = model
+        if plugin_options is not None:
+            keywords["plugins"] = plugin_options
         self._start(resolve_settings(file=config_file, keywords=keywords).config, plugins)
 
     @classmethod

@@ -179,7 +179,7 @@ def _transform(model: Any, extensions: Extensions) -> Any:
     offers = sorted(extensions.model_transforms.values(), key=lambda offer: (offer.entry.priority, offer.entry.name))
     for offer in offers:
         try:
-            model = offer.entry.apply(model, extensions.options_of(offer))
+            model = load_factory(offer.entry.apply)(model, extensions.options_of(offer))
         except Exception as error:
             raise PluginError(f"plugin {offer.origin}: model transform {offer.entry.name!r}: {error!r}") from error
         if not isinstance(model, nn.Module):

@@ -8,9 +8,24 @@ from octavo.nn.activation import SiluAndMul
 from octavo.nn.attention import Attention, attention_layers
 from octavo.nn.communicator import LocalCommunicator
 from octavo.nn.embedding import LMHead, VocabEmbedding
-from octavo.nn.linear import ColumnLinear, Linear, MergedColumnLinear, QKVLinear, RowLinear
+from octavo.nn.linear import (
+    ColumnLinear,
+    Linear,
+    LinearKernel,
+    MergedColumnLinear,
+    Projection,
+    QKVLinear,
+    RowLinear,
+)
 from octavo.nn.norm import RMSNorm
-from octavo.nn.rotary import RotaryEmbedding, RotaryParameters, apply_rotary, inverse_frequencies
+from octavo.nn.rotary import (
+    RotaryEmbedding,
+    RotaryParameters,
+    Rotate,
+    Rotation,
+    apply_rotary,
+    inverse_frequencies,
+)
 from octavo.nn.weights import fill_parameter, new_parameter, share_of
 
 __all__ = [
@@ -18,12 +33,16 @@ __all__ = [
     "ColumnLinear",
     "LMHead",
     "Linear",
+    "LinearKernel",
     "LocalCommunicator",
     "MergedColumnLinear",
+    "Projection",
     "QKVLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "RotaryParameters",
+    "Rotate",
+    "Rotation",
     "RowLinear",
     "SiluAndMul",
     "VocabEmbedding",

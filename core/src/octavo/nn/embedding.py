@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from octavo.errors import ModelLoadError
+from octavo.nn.linear import Projection
 from octavo.nn.weights import check_shape, fill_parameter, new_parameter
 from octavo.spec import ModelContext
 
@@ -43,14 +44,14 @@ class VocabEmbedding(nn.Module):
         self.weight[len(mine) :].zero_()
 
 
-class LMHead(VocabEmbedding):
+class LMHead(Projection, VocabEmbedding):
     """Hidden states to logits. `tied_to` an embedding, it shares that one's weight and loads none."""
 
     def __init__(
         self, vocab_size: int, size: int, context: ModelContext, *, tied_to: VocabEmbedding | None = None
     ) -> None:
         if tied_to is None:
-            super().__init__(vocab_size, size, context)
+            VocabEmbedding.__init__(self, vocab_size, size, context)
             return
         nn.Module.__init__(self)
         self._communicator = context.communicator
@@ -59,7 +60,7 @@ class LMHead(VocabEmbedding):
         self.weight = tied_to.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [num_rows, size] -> [num_rows, vocab_size]
-        logits = functional.linear(x, self.weight)
+        logits = self.multiply(x, None)
         if self._communicator.world_size == 1:
             return logits
         return self._communicator.all_gather(logits)[:, : self.vocab_size]

@@ -7,6 +7,8 @@ Owns: the layers and which part of a tensor is theirs. Must never know: what the
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -16,7 +18,31 @@ from octavo.nn.weights import check_shape, fill_parameter, new_parameter, share_
 from octavo.spec import ModelContext
 
 
-class Linear(nn.Module):
+class LinearKernel(Protocol):
+    """The product with one layer's weight, in whatever form it keeps that."""
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`x` [num_tokens, in] to [num_tokens, out]; `bias` [out]."""
+        ...
+
+
+class Projection(nn.Module):
+    """Anything that multiplies by a weight [out, in]. A model transform may take the product over."""
+
+    weight: nn.Parameter
+    kernel: LinearKernel | None = None
+
+    def take_over(self, kernel: LinearKernel) -> None:
+        """Let `kernel` do the product from now on, and give the weight back."""
+        self.kernel = kernel
+        self.register_parameter("weight", None)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`x @ weight.T + bias`: [num_tokens, in] to [num_tokens, out]."""
+        return functional.linear(x, self.weight, bias) if self.kernel is None else self.kernel(x, bias)
+
+
+class Linear(Projection):
     """`x @ weight.T + bias`, the same on every rank."""
 
     def __init__(self, in_size: int, out_size: int, context: ModelContext, *, bias: bool = False) -> None:
@@ -25,10 +51,10 @@ class Linear(nn.Module):
         self.bias = new_parameter(context, out_size) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [num_tokens, in] -> [num_tokens, out]
-        return functional.linear(x, self.weight, self.bias)
+        return self.multiply(x, self.bias)
 
 
-class MergedColumnLinear(nn.Module):
+class MergedColumnLinear(Projection):
     """Several column layers over the same input as one product.
 
     The output holds this rank's part of each of them, one after the other: `split_sizes` says how to cut it.
@@ -59,7 +85,7 @@ class MergedColumnLinear(nn.Module):
         self.bias = new_parameter(context, sum(self.split_sizes)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [num_tokens, in] -> [num_tokens, sum(split_sizes)]
-        return functional.linear(x, self.weight, self.bias)
+        return self.multiply(x, self.bias)
 
     def load_weight(self, parameter: str, tensor: torch.Tensor, shard: int | None = None) -> None:
         """Keep this rank's part of checkpoint tensor number `shard`; None: the tensor is already fused."""
@@ -120,7 +146,7 @@ class QKVLinear(MergedColumnLinear):
         )
 
 
-class RowLinear(nn.Module):
+class RowLinear(Projection):
     """A layer cut by input: each rank multiplies its part of the features, the results are summed.
 
     The bias is held by all ranks and added once, after the sum.
@@ -136,8 +162,8 @@ class RowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [num_tokens, in / world_size] -> [num_tokens, out]
         if self._communicator.world_size == 1:
-            return functional.linear(x, self.weight, self.bias)
-        out = self._communicator.all_reduce(functional.linear(x, self.weight))
+            return self.multiply(x, self.bias)
+        out = self._communicator.all_reduce(self.multiply(x, None))
         return out if self.bias is None else out + self.bias
 
     def load_weight(self, parameter: str, tensor: torch.Tensor, shard: int | None = None) -> None:

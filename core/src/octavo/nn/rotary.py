@@ -8,7 +8,7 @@ token is rotated the same way in every batch, chunk and run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos", (angles.cos() * factor).to(device), persistent=False)
         self.register_buffer("sin", (angles.sin() * factor).to(device), persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # [num_tokens]
+    def forward(self, positions: torch.Tensor) -> Rotation:  # [num_tokens]
         """Cosines and sines for `apply_rotary`, each [num_tokens, 1, rotary_dim / 2]."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
@@ -178,3 +178,26 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     first, second = x[..., :half], x[..., half : 2 * half]
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return rotated if 2 * half == x.shape[-1] else torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a batch's positions, each [num_tokens, 1, rotary_dim / 2]."""
+
+
+class Rotate(nn.Module):
+    """`apply_rotary` to queries and keys. It has no weights.
+
+    A model transform may set `kernel`, which then does it, and may write over the queries and keys that it is given.
+    """
+
+    kernel: Callable[[torch.Tensor, torch.Tensor, Rotation], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def forward(
+        self,
+        query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        rotation: Rotation,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.kernel is not None:
+            return self.kernel(query, key, rotation)
+        return apply_rotary(query, *rotation), apply_rotary(key, *rotation)

@@ -15,7 +15,7 @@ from octavo.spec.attention import AttentionCapabilities
 from octavo.spec.kv import KVCacheSpec
 
 if TYPE_CHECKING:
-    from octavo.spec.model import Model
+    pass
 
 Factory = Callable[..., Any] | str
 
@@ -126,7 +126,7 @@ class ModelTransform:
     """A step between loading and use (quantise, prepack, compile): `apply(model, options) -> Model`."""
 
     name: str
-    apply: Callable[[Model, Any], Model]
+    apply: Factory
     priority: int = 0
     """Transforms run in rising order."""
 
@@ -136,8 +136,12 @@ class Command:
     """A subcommand of `octavo`."""
 
     name: str
+    """One word, or two (`bench latency`), so that commands of several plugins can share the first one."""
     help: str
     configure: Factory
     """`configure(parser: argparse.ArgumentParser)` adds arguments to the command's own parser."""
     run: Factory
     """`run(arguments: argparse.Namespace) -> int` does it and returns the exit code."""
+    takes_engine_options: bool = False
+    """True: there is a flag for every key of the configuration, and `arguments.engine_config` is the `EngineConfig`
+    that file, environment and flags make. A flag that `configure` adds wins over a short form (`--seed`) like it."""

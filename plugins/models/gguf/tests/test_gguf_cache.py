@@ -383,12 +383,3 @@ def test_writing_to_a_tensor_does_not_reach_the_cache(model, path):
     for _, tensor in GGUFSource(path).tensors(torch.float32):
         tensor.zero_()
     assert_right(model, load(path))
-
-
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(cache.sys, "platform", "linux")
-    monkeypatch.delenv("OCTAVO_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_root() == tmp_path / "octavo"
-    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "x"))
-    assert cache.cache_root() == tmp_path / "x"

@@ -22,7 +22,6 @@ import hashlib
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 
+from octavo.cache_folder import cache_folder
 from octavo_gguf.sealed import DamagedFileError, read_sealed, write_sealed
 from octavo_gguf.tensor_file import Shapes, TensorFile, read_tensors
 
@@ -41,41 +41,15 @@ _SETTLED_SECONDS = 2.0
 """A file changed more recently than this may change again within the same time stamp."""
 _ABANDONED_SECONDS = 86400.0
 """A temporary file untouched for longer was left by a process that was killed."""
-_PLACES = {"win32": ("LOCALAPPDATA", "~/AppData/Local"), "darwin": ("", "~/Library/Caches")}
-"""Platform to the variable that names the place for caches, and where that is if it is not set."""
 
 
 def cache_root() -> Path | None:
-    """`OCTAVO_CACHE_DIR`, or `octavo` in the platform's place for caches; None if that is set but empty.
-
-    None, with a warning, if it depends on a home folder that does not exist.
-    """
-    chosen = os.environ.get("OCTAVO_CACHE_DIR")
-    if chosen == "":
-        return None
+    """The user's cache folder; None if it is switched off, or, with a warning, if it has no place."""
     try:
-        if chosen is None:
-            return _platform_root()
-        return _under_home(chosen) if chosen.startswith("~") else Path(chosen)
+        return cache_folder()
     except RuntimeError as error:
         _warn_going_without(error)
         return None
-
-
-def _platform_root() -> Path:
-    variable, place = _PLACES.get(sys.platform, ("XDG_CACHE_HOME", "~/.cache"))
-    given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # relative ones are to be ignored: XDG Base Directory Specification
-        return Path(given) / "octavo"
-    return _under_home(place) / "octavo"
-
-
-def _under_home(place: str) -> Path:
-    """`~/x` or `~user/x` as a path. Raises RuntimeError if there is no such home folder, rather than to make one."""
-    home = Path(Path(place).parts[0]).expanduser()
-    if not os.environ.get("HOME", "unset") or not home.is_absolute() or not os.path.isdir(home):
-        raise RuntimeError(f"the home folder {str(home)!r} is relative or does not exist")
-    return Path(place).expanduser()
 
 
 class ModelCache:

@@ -20,10 +20,11 @@ from octavo.nn import (
     QKVLinear,
     RMSNorm,
     RotaryEmbedding,
+    Rotate,
+    Rotation,
     RowLinear,
     SiluAndMul,
     VocabEmbedding,
-    apply_rotary,
     attention_layers,
 )
 from octavo.spec import AttentionLayerParams, ForwardBatch, FullAttentionSpec, KVCacheSpec, ModelContext
@@ -37,8 +38,6 @@ from octavo_llama.architecture import (
     describe_smollm3,
 )
 
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [num_tokens, 1, rotary_dim / 2]
-
 
 class SelfAttention(nn.Module):
     """Grouped-query attention with fused projections."""
@@ -50,7 +49,7 @@ class SelfAttention(nn.Module):
         self.o_proj = RowLinear(heads * head_dim, arch.hidden_size, context, bias=arch.output_bias)
         self.q_norm = RMSNorm(head_dim, arch.norm_eps, context) if arch.qk_norm else None
         self.k_norm = RMSNorm(head_dim, arch.norm_eps, context) if arch.qk_norm else None
-        self.rotates = arch.rotates[layer]
+        self.rotate = Rotate() if arch.rotates[layer] else None
         self.head_dim = head_dim
         local_kv_heads = self.qkv_proj.num_kv_heads
         self.attn = Attention(
@@ -76,8 +75,8 @@ class SelfAttention(nn.Module):
         key = key.unflatten(-1, (-1, self.head_dim))  # [num_tokens, num_kv_heads, head_dim]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.rotates:
-            query, key = apply_rotary(query, *rotation), apply_rotary(key, *rotation)
+        if self.rotate is not None:
+            query, key = self.rotate(query, key, rotation)
         return self.o_proj(self.attn(query, key, value, batch))
 
 

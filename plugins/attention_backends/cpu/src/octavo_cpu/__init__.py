@@ -1,0 +1,1 @@
+"""Native CPU kernels for Octavo."""

@@ -1,0 +1,362 @@
+// Paged attention over a flattened batch: new keys and values are written, then every query attends causally.
+//
+// Owns: the layout of the KV cache, online softmax, the share of each thread. Must never know: models, schedulers.
+//
+// Attention is summed as in Rabe and Staats (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135): chunk by chunk of
+// keys, with a running maximum. Chunks, and the spans that threads share out, begin at fixed positions, and a masked
+// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it comes.
+//
+// The cache of one layer is keys, then values; each [num_blocks, num_kv_heads, block_size, head_dim] in elements:
+//   keys    panels of 16 tokens; in each the dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16, kGroup]
+//   values  tokens in groups of `kGroup`: [block_size / kGroup, head_dim, kGroup]
+// so that scores are 16 keys at a time, and neither keys nor values are gathered.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <omp.h>
+
+#include "api.h"
+#include "tile.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kKeys = 16;         // tokens in a panel of keys
+constexpr int kChunk = 128;       // keys whose scores are held at a time
+constexpr int kSpan = 8 * kChunk; // keys that one thread sums where threads share a sequence
+constexpr int kTileRows = 48;     // rows (queries times heads) that go over the keys together
+constexpr int kKeyVectors = kKeys / kLanes;
+constexpr int kMaxRows = most_rows(kKeyVectors);
+
+/// Consecutive queries of one sequence, with all heads that read one KV head. Row = query * group + head.
+struct Tile {
+  int sequence, kv_head;
+  long first_token;     // in the flat batch
+  long first_position;  // in the sequence
+  int num_queries;
+};
+
+/// Sums over some keys, for each row of a tile.
+struct Sums {
+  float maximum[kTileRows], total[kTileRows];
+  float* output;  // [kTileRows, head_dim]
+};
+
+template <class T>
+class Attention {
+  using Panel = std::conditional_t<std::is_same_v<T, float>, FloatPanel, BFloat16Panel>;
+  using Row = RowElement<Panel>;
+  static constexpr int kGroup = Panel::kGroup;
+
+ public:
+  explicit Attention(const OctavoAttention& p)
+      : p_(p),
+        group_(p.num_heads / p.num_kv_heads),
+        keys_(static_cast<T*>(p.kv_cache)),
+        values_(keys_ + p.num_blocks * p.num_kv_heads * p.block_size * p.head_dim) {}
+
+  void run() {
+    const std::vector<Tile> tiles = cut();
+    const long num_threads = omp_get_max_threads();
+    long longest = 0;
+    for (const Tile& tile : tiles) longest = std::max(longest, num_spans(tile));
+    // Spans of a tile go to different threads only where there are too few tiles to go round.
+    const bool shared = longest > 1 && long(tiles.size()) < 4 * num_threads;
+    std::vector<long> first_sums(tiles.size() + 1);  // where the sums of each tile's spans are kept
+    for (size_t i = 0; i < tiles.size(); i++) first_sums[i + 1] = first_sums[i] + num_spans(tiles[i]);
+    std::vector<float> outputs;
+    std::vector<Sums> sums;
+    if (shared) {
+      sums.resize(first_sums.back());
+      outputs.resize(sums.size() * output_size());
+      for (size_t i = 0; i < sums.size(); i++) sums[i].output = outputs.data() + i * output_size();
+    }
+#pragma omp parallel
+    {
+      Workspace work(p_.head_dim);
+#pragma omp for schedule(static)
+      for (long token = 0; token < p_.num_tokens; token++) write(token);
+      if (shared) {
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < first_sums.back(); i++) {
+          const long t = std::upper_bound(first_sums.begin(), first_sums.end(), i) - first_sums.begin() - 1;
+          attend(tiles[t], i - first_sums[t], work, sums[i]);
+        }
+#pragma omp for schedule(dynamic)
+        for (long t = 0; t < long(tiles.size()); t++) {
+          reset(work.total, rows_of(tiles[t]));
+          for (long i = first_sums[t]; i < first_sums[t + 1]; i++) merge(sums[i], rows_of(tiles[t]), work.total);
+          finish(tiles[t], work.total);
+        }
+      } else {
+#pragma omp for schedule(dynamic)
+        for (long t = 0; t < long(tiles.size()); t++) {
+          reset(work.total, rows_of(tiles[t]));
+          for (long span = 0; span < num_spans(tiles[t]); span++) {
+            attend(tiles[t], span, work, work.span);
+            merge(work.span, rows_of(tiles[t]), work.total);
+          }
+          finish(tiles[t], work.total);
+        }
+      }
+    }
+  }
+
+ private:
+  /// What one thread computes in.
+  struct Workspace {
+    explicit Workspace(long head_dim)
+        : memory(3 * kTileRows * head_dim), queries(kTileRows * head_dim) {
+      total.output = memory.data();
+      span.output = total.output + kTileRows * head_dim;
+      chunk.output = span.output + kTileRows * head_dim;
+    }
+    Sums total, span, chunk;
+    std::vector<float> memory;
+    std::vector<Row> queries;
+    T pair[kGroup * kKeys];
+    alignas(64) float scores[kTileRows * kChunk];
+    alignas(64) Row weights[kTileRows * kChunk];
+  };
+
+  long output_size() const { return kTileRows * p_.head_dim; }
+  int rows_of(const Tile& tile) const { return tile.num_queries * group_; }
+  long end_of(const Tile& tile) const { return tile.first_position + tile.num_queries; }
+  long first_key(long position) const { return p_.sliding_window ? std::max(0L, position - p_.sliding_window + 1) : 0; }
+  long first_span(const Tile& tile) const { return first_key(tile.first_position) / kSpan; }
+  long num_spans(const Tile& tile) const { return (end_of(tile) + kSpan - 1) / kSpan - first_span(tile); }
+
+  std::vector<Tile> cut() const {
+    std::vector<Tile> tiles;
+    const int most = std::max(1, kTileRows / group_);
+    for (int s = 0; s < p_.num_seqs; s++) {
+      const long start = p_.query_start[s], num_queries = p_.query_start[s + 1] - start;
+      const long position = p_.seq_lens[s] - num_queries;
+      for (long q = 0; q < num_queries; q += most)
+        for (int head = 0; head < p_.num_kv_heads; head++)
+          tiles.push_back({s, head, start + q, position + q, int(std::min<long>(most, num_queries - q))});
+    }
+    return tiles;
+  }
+
+  T* page(T* half, long block, int head) const {
+    return half + (block * p_.num_kv_heads + head) * p_.block_size * p_.head_dim;
+  }
+
+  void write(long token) const {
+    const long slot = p_.slot_mapping[token], block = slot / p_.block_size, offset = slot % p_.block_size;
+    for (int head = 0; head < p_.num_kv_heads; head++) {
+      const T* key = static_cast<const T*>(p_.key) + token * p_.key_stride + head * p_.head_dim;
+      const T* value = static_cast<const T*>(p_.value) + token * p_.value_stride + head * p_.head_dim;
+      T* keys = page(keys_, block, head) + offset / kKeys * kKeys * p_.head_dim + offset % kKeys * kGroup;
+      T* values = page(values_, block, head) + offset / kGroup * kGroup * p_.head_dim + offset % kGroup;
+      for (long d = 0; d < p_.head_dim; d++) {
+        keys[d / kGroup * kKeys * kGroup + d % kGroup] = key[d];
+        values[d * kGroup] = value[d];
+      }
+    }
+  }
+
+  static void reset(Sums& sums, int num_rows) {
+    std::fill_n(sums.maximum, num_rows, -INFINITY);
+    std::fill_n(sums.total, num_rows, 0.0f);
+  }
+
+  /// Add `more` to `sums`, whose output is undefined where its maximum is minus infinity.
+  void merge(const Sums& more, int num_rows, Sums& sums) const {
+    for (int r = 0; r < num_rows; r++) {
+      if (more.maximum[r] == -INFINITY) continue;
+      float* to = sums.output + r * p_.head_dim;
+      const float* from = more.output + r * p_.head_dim;
+      if (sums.maximum[r] == -INFINITY) {
+        std::copy_n(from, p_.head_dim, to);
+        sums.maximum[r] = more.maximum[r];
+        sums.total[r] = more.total[r];
+        continue;
+      }
+      const float maximum = std::max(sums.maximum[r], more.maximum[r]);
+      const float old = std::exp(sums.maximum[r] - maximum), fresh = std::exp(more.maximum[r] - maximum);
+      for (long d = 0; d < p_.head_dim; d += kLanes) store(to + d, load(to + d) * old + load(from + d) * fresh);
+      sums.maximum[r] = maximum;
+      sums.total[r] = sums.total[r] * old + more.total[r] * fresh;
+    }
+  }
+
+  /// Sums of a tile over one span of keys; spans are counted from the first that the tile sees.
+  void attend(const Tile& tile, long span, Workspace& work, Sums& sums) const {
+    const int num_rows = rows_of(tile);
+    const Row* rows[kTileRows];
+    gather_queries(tile, work, rows);
+    reset(sums, num_rows);
+    const long start = (first_span(tile) + span) * kSpan;
+    const long first = std::max(start, first_key(tile.first_position)), end = std::min(start + kSpan, end_of(tile));
+    for (long chunk = first / kChunk * kChunk; chunk < end; chunk += kChunk) {
+      const long from = std::max(chunk, first), to = std::min(chunk + kChunk, end);
+      score(tile, rows, num_rows, chunk, from, to, work);
+      weigh(tile, num_rows, chunk, from, to, work);
+      blend(tile, 0, num_rows, chunk, from, to, work);
+      merge(work.chunk, num_rows, sums);
+    }
+  }
+
+  void gather_queries(const Tile& tile, Workspace& work, const Row** rows) const {
+    for (int r = 0; r < rows_of(tile); r++) {
+      const long head = tile.kv_head * group_ + r % group_;
+      const T* query = static_cast<const T*>(p_.query) + (tile.first_token + r / group_) * p_.query_stride + head * p_.head_dim;
+      if constexpr (std::is_same_v<T, Row>) {
+        rows[r] = query;
+      } else {
+        Row* wide = work.queries.data() + r * p_.head_dim;
+        for (long d = 0; d < p_.head_dim; d++) wide[d] = widen(query[d]);
+        rows[r] = wide;
+      }
+    }
+  }
+
+  const T* key_panel(const Tile& tile, long position) const {
+    const long block = table(tile)[position / p_.block_size], offset = position % p_.block_size;
+    return page(keys_, block, tile.kv_head) + offset / kKeys * kKeys * p_.head_dim;
+  }
+
+  const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
+
+  /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
+  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to, Workspace& work) const {
+    for (long position = from / kKeys * kKeys; position < to; position += kKeys) {
+      const T* panel = key_panel(tile, position);
+      score_rows(rows, 0, num_rows, panel, work.scores + (position - chunk));
+    }
+  }
+
+  template <int kRows = kMaxRows>
+  void score_rows(const Row* const* rows, int row, int num_rows, const T* panel, float* scores) const {
+    for (; row + kRows <= num_rows; row += kRows) {
+      const Row* a[kRows];
+      OCTAVO_UNROLL
+      for (int r = 0; r < kRows; r++) a[r] = rows[row + r];
+      const T* const panels[1] = {panel};
+      Floats sums[1][kRows][kKeyVectors] = {};
+      multiply<Panel>(a, panels, p_.head_dim, kKeys, sums);
+      OCTAVO_UNROLL
+      for (int r = 0; r < kRows; r++)
+        OCTAVO_UNROLL
+        for (int v = 0; v < kKeyVectors; v++) store(scores + (row + r) * kChunk + v * kLanes, sums[0][r][v]);
+    }
+    if constexpr (kRows > 1) score_rows<fewer_rows(kRows)>(rows, row, num_rows, panel, scores);
+  }
+
+  /// From scores to unnormalised probabilities: scale, cap, bias, mask, exponential.
+  void weigh(const Tile& tile, int num_rows, long chunk, long from, long to, Workspace& work) const {
+    const long begin = (from - chunk) / kLanes * kLanes, end = to - chunk;
+    Ints lanes;
+    for (int i = 0; i < kLanes; i++) lanes[i] = i;
+    for (int r = 0; r < num_rows; r++) {
+      const long position = tile.first_position + r / group_;
+      const int first = int(first_key(position) - chunk), last = int(position - chunk);
+      const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.kv_head * group_ + r % group_] : 0.0f;
+      float* scores = work.scores + r * kChunk;
+      Floats most = splat(-INFINITY);
+      for (long k = begin; k < end; k += kLanes) {
+        const Ints key = lanes + int(k);
+        Floats s = load(scores + k) * p_.scale;
+        if (p_.soft_cap != 0) s = p_.soft_cap * (1.0f - 2.0f / (exp(s * (2.0f / p_.soft_cap)) + 1.0f));
+        if (p_.alibi_slopes) s = s + slope * __builtin_convertvector(key - last, Floats);
+        s = octavo::choose((key >= first) & (key <= last), s, splat(-INFINITY));
+        most = max(most, s);
+        store(scores + k, s);
+      }
+      const float maximum = largest(most);
+      work.chunk.maximum[r] = maximum;
+      Floats total = {};
+      for (long k = begin; k < end; k += kLanes) {
+        const Floats weight = maximum == -INFINITY ? Floats{} : exp(load(scores + k) - maximum);
+        total += weight;
+        store(work.weights + r * kChunk + k, weight);
+      }
+      work.chunk.total[r] = sum(total);
+    }
+  }
+
+  /// Outputs of a chunk: values weighted by their probabilities, rows from `row` on.
+  template <int kRows = kMaxRows>
+  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, Workspace& work) const {
+    for (; row + kRows <= num_rows; row += kRows)
+      for (long d = 0; d < p_.head_dim; d += kKeys) {
+        Floats sums[1][kRows][kKeyVectors] = {};
+        for (long position = from; position < to;) {
+          const long next = std::min(to, (position / p_.block_size + 1) * p_.block_size);
+          blend_block(tile, row, position, next, d, chunk, work, sums);
+          position = next;
+        }
+        OCTAVO_UNROLL
+        for (int r = 0; r < kRows; r++)
+          OCTAVO_UNROLL
+          for (int v = 0; v < kKeyVectors; v++)
+            store(work.chunk.output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
+      }
+    if constexpr (kRows > 1) blend<fewer_rows(kRows)>(tile, row, num_rows, chunk, from, to, work);
+  }
+
+  template <int kRows>
+  void blend_block(const Tile& tile, int row, long from, long to, long d, long chunk, Workspace& work,
+                   Floats (&sums)[1][kRows][kKeyVectors]) const {
+    const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head) + d * kGroup;
+    const long block = from / p_.block_size * p_.block_size;
+    const Row* a[kRows];
+    auto add = [&](long position, long count, const T* panel) {
+      OCTAVO_UNROLL
+      for (int r = 0; r < kRows; r++) a[r] = work.weights + (row + r) * kChunk + (position - chunk);
+      const T* const panels[1] = {panel};
+      multiply<Panel>(a, panels, count, p_.head_dim, sums);
+    };
+    if constexpr (kGroup == 1) {
+      add(from, to - from, values + (from - block) * p_.head_dim);
+    } else {
+      // A pair that is only half visible: the other half may hold anything, NaN included, so it is not touched.
+      auto half = [&](long position, bool odd) {
+        const T* pair = values + (position - block) * p_.head_dim;
+        for (int c = 0; c < kKeys; c++) {
+          work.pair[2 * c] = odd ? T{} : pair[2 * c];
+          work.pair[2 * c + 1] = odd ? pair[2 * c + 1] : T{};
+        }
+        add(position, 2, work.pair);
+      };
+      if (from % 2) half(from++ - 1, true);
+      const long whole = to / 2 * 2;
+      if (from < whole) add(from, whole - from, values + (from - block) * p_.head_dim);
+      if (whole < to && from <= whole) half(whole, false);
+    }
+  }
+
+  void finish(const Tile& tile, const Sums& sums) const {
+    for (int r = 0; r < rows_of(tile); r++) {
+      const long head = tile.kv_head * group_ + r % group_;
+      float factor = 1.0f, total = sums.total[r];
+      if (p_.sinks) {
+        const float maximum = std::max(sums.maximum[r], p_.sinks[head]);
+        factor = std::exp(sums.maximum[r] - maximum);
+        total = total * factor + std::exp(p_.sinks[head] - maximum);
+      }
+      T* out = static_cast<T*>(p_.out) + (tile.first_token + r / group_) * p_.out_stride + head * p_.head_dim;
+      for (long d = 0; d < p_.head_dim; d += kLanes)
+        store(out + d, load(sums.output + r * p_.head_dim + d) * (factor / total));
+    }
+  }
+
+  const OctavoAttention& p_;
+  const int group_;
+  T* const keys_;
+  T* const values_;
+};
+
+}  // namespace
+}  // namespace octavo
+
+extern "C" void octavo_attention(const OctavoAttention* p) {
+  if (p->dtype == OCTAVO_BFLOAT16)
+    octavo::Attention<octavo::BFloat16>(*p).run();
+  else
+    octavo::Attention<float>(*p).run();
+}

@@ -1,0 +1,57 @@
+"""Gives a loaded model's layers their kernels.
+
+Owns: which layer gets which. Must never know: how a model is put together.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from octavo.nn import Projection, RMSNorm, Rotate, SiluAndMul
+from octavo_cpu.build import unavailable
+from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear
+from octavo_cpu.library import DTYPES, Kernels, load_kernels
+
+logger = logging.getLogger(__name__)
+
+
+def use_kernels(model: Any, options: Any) -> Any:
+    """The model, its layers served by the kernels as far as they can be; one on another device as it is.
+
+    Weights are packed one after the other and the originals given back, so that no second copy of all exists.
+    """
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not options.kernels:
+        return model
+    reason = unavailable()
+    if reason is not None:
+        _warn_once(reason)
+        return model
+    kernels = load_kernels(options.isa)
+    for module in model.modules():
+        _serve(module, kernels, options.quantization == "int8")
+    return model
+
+
+@lru_cache
+def _warn_once(reason: str) -> None:
+    logger.warning("the CPU kernels cannot be used, which costs much speed: %s", reason)
+
+
+def _serve(module: torch.nn.Module, kernels: Kernels, int8: bool) -> None:
+    if isinstance(module, Projection):
+        depth = module.weight.shape[1]
+        if int8 and depth % 4 == 0:
+            module.take_over(Int8Linear(kernels, module.weight))
+        elif depth % 2 == 0:  # bfloat16 is multiplied in pairs
+            module.take_over(PackedLinear(kernels, module.weight))
+    elif isinstance(module, RMSNorm) and module.weight.shape[0] % kernels.num_lanes == 0:
+        module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)
+    elif isinstance(module, SiluAndMul):
+        module.kernel = FusedSiluAndMul(kernels)
+    elif isinstance(module, Rotate):
+        module.kernel = InPlaceRotate(kernels)

@@ -1,0 +1,127 @@
+"""The kernels of layers against torch's own arithmetic, for every instruction set that the machine has."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.nn import apply_rotary
+from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear
+
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, size: float = 1.0) -> None:
+    """`size`: how large the sums are that the result is a difference of."""
+    assert actual.dtype == expected.dtype
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual, expected, atol=tolerance * size, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [2, 16, 130, 2048, 2050, 4100])
+def test_a_product_is_that_of_torch(kernels, dtype, depth):
+    for num_columns, num_rows in itertools.product([1, 7, 16, 31, 100], [1, 2, 3, 5, 6, 7, 13, 15, 40]):
+        weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
+        for bias in (None, random(num_columns, dtype=dtype, seed=2)):
+            out = PackedLinear(kernels, weight)(x, bias)
+            assert_near(out, functional.linear(x, weight, bias), depth**0.5)
+
+
+def test_rows_may_lie_apart(kernels):
+    wide, weight = random(9, 64), random(20, 24, seed=1)
+    for x in (wide[:, 8:32], wide.t()[:24].t(), wide[::2, :24]):
+        assert_near(PackedLinear(kernels, weight)(x, None), functional.linear(x, weight), 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_others(kernels, dtype):
+    layer, x = PackedLinear(kernels, random(70, 3000, dtype=dtype)), random(300, 3000, dtype=dtype, seed=1)
+    whole = layer(x, None)
+    for first, num_rows in itertools.product([0, 17, 280], [1, 2, 3, 4, 7, 20]):
+        assert torch.equal(layer(x[first : first + num_rows], None), whole[first : first + num_rows])
+
+
+def int8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By the definition, in exact integers."""
+
+    def split(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = rows.float().abs().amax(dim=1, keepdim=True) / 127
+        return (rows.float() / scale).round().double(), scale.double()
+
+    (a, a_scale), (b, b_scale) = split(x), split(weight)
+    return (a @ b.T * a_scale * b_scale.T).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [4, 128, 2048, 2052, 4100])
+def test_int8_products_are_exact(kernels, dtype, depth):
+    for num_columns, num_rows in itertools.product([1, 16, 31, 100], [1, 2, 3, 5, 7, 13, 40]):
+        weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
+        out, expected = Int8Linear(kernels, weight)(x, None), int8_product(x, weight)
+        # A number halfway between two may be rounded either way.
+        assert_near(out, expected, depth**0.5 / (10 if dtype == torch.float32 else 1))
+        assert_near(out, functional.linear(x, weight), depth**0.5 * (1e4 if dtype == torch.float32 else 5))
+
+
+def test_int8_rows_that_have_no_scale(kernels):
+    layer, x = Int8Linear(kernels, random(20, 64)), random(3, 64)
+    x[0], x[1, 5] = 0, torch.nan
+    out = layer(x, torch.ones(20))
+    assert torch.equal(out[0], torch.ones(20))
+    assert out.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+def test_no_rows_at_all(kernels):
+    assert PackedLinear(kernels, random(5, 8))(random(0, 8), None).shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 576, 1040])
+def test_norm(kernels, dtype, size):
+    weight = random(size, dtype=dtype)
+    norm, plain = FusedRMSNorm(kernels, weight, 1e-5), torch.nn.RMSNorm(size, 1e-5, dtype=torch.float32)
+    plain.weight.data = weight.float()
+    for x in (
+        random(7, size, dtype=dtype),
+        random(400, 2 * size, dtype=dtype)[:, size:],
+        random(3, 5, size, dtype=dtype),
+    ):
+        assert_near(norm(x, None), plain(x.float()).to(dtype))
+        residual = random(*x.shape, dtype=dtype, seed=3)
+        normed, total = norm(x, residual)
+        assert torch.equal(total, x + residual)
+        assert_near(normed, plain((x + residual).float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 17, 1536])
+def test_gated_activation(kernels, dtype, size):
+    x = random(40, 2 * size, dtype=dtype) * 30
+    assert_near(FusedSiluAndMul(kernels)(x), functional.silu(x[:, :size]) * x[:, size:], 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "half"), [(64, 32), (96, 16), (20, 10)])
+def test_rotation(kernels, dtype, head_dim, half):
+    angles = random(11, 1, half) * 100
+    fused = random(11, 5 * head_dim, dtype=dtype)
+    query, key = (part.unflatten(-1, (-1, head_dim)) for part in fused.clone().split((3 * head_dim, 2 * head_dim), -1))
+    expected = [apply_rotary(x, angles.cos(), angles.sin()) for x in (query, key)]
+    for out, wanted in zip(InPlaceRotate(kernels)(query, key, (angles.cos(), angles.sin())), expected, strict=True):
+        assert_near(out, wanted)
+
+
+def test_what_is_not_a_number_stays_in_its_row(kernels):
+    x = torch.ones(3, 32)
+    x[1, 3] = torch.nan
+    for out in (FusedSiluAndMul(kernels)(x), FusedRMSNorm(kernels, torch.ones(32), 1e-5)(x, None)):
+        assert out.isnan().any(dim=1).tolist() == [False, True, False]
