@@ -152,3 +152,5 @@ class StepStats:
     verified_by_position: tuple[int, ...] = ()
     """How many first drafts were verified, how many second ones, and so on."""
     accepted_by_position: tuple[int, ...] = ()
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    """What each sequence computed in this step, and after how many tokens."""

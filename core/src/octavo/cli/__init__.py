@@ -11,13 +11,14 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.cli.interrupts import EXIT_INTERRUPTED
+from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.parser import Parser, add_shared_options, early_options, split_command
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, OctavoError, PluginError, one_line
+from octavo.errors import ConfigError, OctavoError, PluginError, one_line, suggestion
 from octavo.extensions import Offer, Registry
 from octavo.plugins import Survey, resolve_settings, survey
 from octavo.spec import Command, load_factory
@@ -67,15 +68,24 @@ def _run(argv: list[str]) -> int:
     if name is None:
         return _help(globals_)
     _configure_logging()
-    offer = _find(_survey(argv).extensions.commands, name, rest)
+    commands = _survey(argv).extensions.commands
+    family = {full: offer for full, offer in commands.items() if full.startswith(f"{name} ")}
+    if family and name not in commands and rest[:1] in (["-h"], ["--help"]):
+        _list(family)
+        return 0
+    offer, rest = _find(commands, [name, *rest], family)
     command: Command = offer.entry
-    parser = Parser(prog=f"octavo {name}", description=command.help)
+    parser = Parser(prog=f"octavo {command.name}", description=command.help)
     add_shared_options(parser)
     _part_of(offer, "configure")(parser)
+    if command.takes_engine_options:
+        add_engine_options(parser)
     try:
         arguments = parser.parse_args([*globals_, *rest])
     except SystemExit as done:  # --help
         return int(done.code or 0)
+    if command.takes_engine_options:
+        arguments.engine_config = settings_from(arguments).config
     return int(_part_of(offer, "run")(arguments) or 0)
 
 
@@ -84,13 +94,19 @@ def _survey(argv: list[str]) -> Survey:
     return survey(resolve_settings(file, command_line={"disable_plugins": ",".join(disabled)}).config)
 
 
-def _find(commands: Registry[Command], name: str, rest: Sequence[str]) -> Offer[Command]:
-    if name not in commands:
-        if name in ("list", "show", "doctor"):
-            meant = " ".join(("octavo plugins", name, *rest))
-            raise ConfigError(f"no command is called {name!r}; did you mean `{meant}`?")
-        raise ConfigError(commands.not_found(name))
-    return commands[name]
+def _find(
+    commands: Registry[Command], words: list[str], family: Mapping[str, Offer[Command]]
+) -> tuple[Offer[Command], list[str]]:
+    """The command that the first two words name, or else the first, and what follows them."""
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in commands:
+            return commands[name], words[length:]
+    if words[0] in ("list", "show", "doctor"):
+        raise ConfigError(f"no command is called {words[0]!r}; did you mean `{' '.join(['octavo plugins', *words])}`?")
+    if family:
+        near = suggestion(" ".join(words[:2]), family) if words[1:] else ""
+        raise ConfigError(f"`octavo {words[0]}` takes one more word{near}; there is: {', '.join(family)}")
+    raise ConfigError(commands.not_found(words[0]))
 
 
 def _part_of(offer: Offer[Command], part: str) -> Any:
@@ -109,13 +125,18 @@ def _help(globals_: list[str]) -> int:
         found = _survey(globals_)
     except ConfigError:  # help must come whatever is wrong
         found = survey(EngineConfig(autoload_plugins=False))
-    width = max(len(name) for name in found.extensions.commands)
-    print("usage: octavo [--version] [--help] [--config FILE] [--disable-plugin NAME] COMMAND ...\n\ncommands:")
-    for name, offer in found.extensions.commands.items():
+    print("usage: octavo [--version] [--help] [--config FILE] [--disable-plugin NAME] COMMAND ...\n")
+    _list(found.extensions.commands)
+    return 0
+
+
+def _list(commands: Mapping[str, Offer[Command]]) -> None:
+    width = max(map(len, commands))
+    print("commands:")
+    for name, offer in commands.items():
         origin = "" if offer.origin.distribution == "octavo" else f" [{offer.origin.plugin}]"
         print(f"  {name.ljust(width)}  {offer.entry.help}{origin}")
     print("\n`octavo COMMAND --help` shows a command's options.")
-    return 0
 
 
 def _configure_logging() -> None:

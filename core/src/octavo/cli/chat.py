@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from octavo.cli.model import load_llm
-from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.request import FinishReason
@@ -23,14 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="?", help="say this, print the answer and leave")
     parser.add_argument("--system", metavar="TEXT", help="system message that opens the conversation")
     add_sampling_options(parser, _DEFAULT_MAX_TOKENS, leave_out=("n", "logprobs"))
-    add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = settings_from(arguments)
     changes = sampling_changes(arguments)
 
-    with load_llm(settings) as llm:
+    with load_llm(arguments.engine_config) as llm:
         params = llm.default_sampling_params(**changes)
         opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
         if arguments.message is not None:

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from octavo.cli.options import add_engine_options, settings_from
+from octavo.cli.parser import Parser
 from octavo.cli.tables import shown, table
 from octavo.config import EngineConfig
 from octavo.extensions import Extensions
 from octavo.plugins import Settings, leaves_of, load_extensions
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_options(parser)
 

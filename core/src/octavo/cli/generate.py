@@ -14,7 +14,6 @@ import msgspec
 
 from octavo.cli.draft_report import DraftReport
 from octavo.cli.model import load_llm
-from octavo.cli.options import add_engine_options, settings_from
 from octavo.cli.sampling_options import add_sampling_options, sampling_changes
 from octavo.errors import ConfigError
 
@@ -29,7 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt, a line each")
     parser.add_argument("--no-echo", action="store_true", help="print the generated text without the prompt before it")
     add_sampling_options(parser, _DEFAULT_MAX_TOKENS)
-    add_engine_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,11 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
         prompts += _read_lines(arguments.file or "-")
     if not prompts:
         raise ConfigError('no prompt: octavo generate "The capital of France is", or --file FILE')
-    settings = settings_from(arguments)
     changes = sampling_changes(arguments)
     drafts = DraftReport()
 
-    with load_llm(settings, [drafts]) as llm:
+    with load_llm(arguments.engine_config, [drafts]) as llm:
         params = llm.default_sampling_params(**changes)
         if arguments.json or len(prompts) > 1 or params.n > 1:
             outputs = llm.generate(prompts, params)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.interrupts import exit_on_interrupt
-from octavo.plugins import Settings
+from octavo.config import EngineConfig
 
 if TYPE_CHECKING:
     from octavo.engine import LLM
 
 
-def load_llm(settings: Settings, plugins: Sequence[Any] = ()) -> LLM:
+def load_llm(config: EngineConfig, plugins: Sequence[Any] = ()) -> LLM:
     """Build the engine, with `plugins` besides the installed ones. Raises what `LLM` raises."""
     notice = "loading the model …"
     if sys.stderr.isatty():
@@ -28,7 +28,7 @@ def load_llm(settings: Settings, plugins: Sequence[Any] = ()) -> LLM:
         with exit_on_interrupt():
             from octavo.engine import LLM
 
-            return LLM.from_config(settings.config, plugins)
+            return LLM.from_config(config, plugins)
     finally:
         gc.freeze()
         gc.enable()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from octavo.cli.parser import SETTING
+from octavo.cli.parser import SETTING, Parser
 from octavo.cli.tables import shown
 from octavo.config import EngineConfig
 from octavo.plugins import Settings, leaves_of, resolve_settings
@@ -24,10 +24,10 @@ _SHORT = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser, listed: bool = True) -> None:
+def add_engine_options(parser: Parser, listed: bool = True) -> None:
     """One flag `--section.key VALUE` for each key of the configuration, and short forms for the most used.
 
-    Unless `listed`, the help leaves them out.
+    A short form that the parser has already stays what it was. Unless `listed`, the help leaves the flags out.
     """
     groups: dict[str, Any] = {}
     for key, leaf in leaves_of(EngineConfig).items():
@@ -38,7 +38,7 @@ def add_engine_options(parser: argparse.ArgumentParser, listed: bool = True) -> 
             groups[section] = parser.add_argument_group(f"{section} options" if dot else "plugin options")
         dashed = f"--{key.replace('_', '-')}"
         settings = {"dest": SETTING + key, "metavar": "VALUE", "default": argparse.SUPPRESS}
-        flags = [_SHORT[key], dashed] if key in _SHORT else [dashed]
+        flags = [flag for flag in (_SHORT.get(key), dashed) if flag and not parser.has_flag(flag)]
         text = f"{leaf.help} ({leaf.type_name}; default: {shown(leaf.default)})".replace("%", "%%")
         groups[section].add_argument(*flags, help=text if listed else argparse.SUPPRESS, **settings)
 

@@ -41,6 +41,9 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"unknown option {flag}{suggestion(flag, self._option_string_actions)}")
         return super().parse_args(args, namespace)
 
+    def has_flag(self, flag: str) -> bool:
+        return flag in self._option_string_actions
+
     def _flag(self, argument: str) -> str:
         """The long flag in `argument`, spelt as it was added; empty if there is none."""
         flag = argument.partition("=")[0]

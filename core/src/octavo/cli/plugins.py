@@ -14,6 +14,7 @@ import msgspec
 from octavo.cli.matrix import run_matrix
 from octavo.cli.new_plugin import KINDS, write_plugin
 from octavo.cli.options import add_engine_options, settings_from
+from octavo.cli.parser import Parser
 from octavo.cli.tables import shown, table
 from octavo.errors import ConfigError, PluginError
 from octavo.plugins import PluginReport, Survey, survey
@@ -23,7 +24,7 @@ _NAMED = {"show": "show NAME", "new": "new NAME --kind KIND"}
 """Actions that take a name, as they are written."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.add_argument("action", nargs="?", choices=("list", "show", "doctor", "matrix", "new"), default="list")
     parser.add_argument("name", nargs="?", help="the plugin to show, or the name of a new one, like my-drafter")
     parser.add_argument("--json", action="store_true", help="print JSON")

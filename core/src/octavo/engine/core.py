@@ -130,6 +130,7 @@ class EngineCore:
             num_proposed_tokens=sum(len(r.draft_token_ids) for r in sampled),
             verified_by_position=_by_position(verified),
             accepted_by_position=_by_position(accepted),
+            scheduled=plan.scheduled,
         )
 
 

@@ -68,14 +68,20 @@ def octavo_register_kv_policies() -> list[KVPolicyEntry]:
 @hookimpl
 def octavo_register_commands() -> list[Command]:
     commands = (
-        ("generate", "octavo.cli.generate", "complete prompts"),
-        ("chat", "octavo.cli.chat", "talk with a model"),
-        ("plugins", "octavo.cli.plugins", "list, show, check and make plugins"),
-        ("config", "octavo.cli.config", "print the configuration and where each value came from"),
+        ("generate", "complete prompts", True),
+        ("chat", "talk with a model", True),
+        ("plugins", "list, show, check and make plugins", False),
+        ("config", "print the configuration and where each value came from", False),
     )
     return [
-        Command(name=name, help=help_text, configure=f"{module}:configure", run=f"{module}:run")
-        for name, module, help_text in commands
+        Command(
+            name=name,
+            help=text,
+            configure=f"octavo.cli.{name}:configure",
+            run=f"octavo.cli.{name}:run",
+            takes_engine_options=takes_engine_options,
+        )
+        for name, text, takes_engine_options in commands
     ]
 
 

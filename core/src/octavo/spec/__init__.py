@@ -1,7 +1,7 @@
 """The contracts between core and plugins: Protocols and frozen records. Imports no torch.
 
 A plugin imports this package, `octavo.hookspecs`, `octavo.nn`, `octavo.grammar`, the records of layer 0 and
-`octavo.testing`; nothing else of Octavo, and never another plugin.
+`octavo.testing`; a command also `octavo` itself. Nothing else of Octavo, and never another plugin.
 """
 
 from octavo.spec.attention import (
