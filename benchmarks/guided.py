@@ -1,4 +1,4 @@
-"""Guided decoding on the packaged model: time per mask row, throughput, and whether every output is valid.
+"""Guided decoding on the packaged model: time per mask row, throughput, validity, and neighbours of hostile grammars.
 
     python benchmarks/guided.py --parts masks
     python benchmarks/guided.py --parts validity --backends xgrammar --drafters none,ngram --limit 50
@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import guided_hostile
 import guided_masks
 import guided_validity
 from guided_validity import guided_params, messages_for
@@ -24,7 +25,7 @@ from workloads import NamedSchema, schemas
 
 from octavo import LLM, SamplingParams
 
-PARTS = ("masks", "throughput", "validity")
+PARTS = ("masks", "throughput", "validity", "hostile")
 PLAIN = "unguided"
 
 
@@ -80,12 +81,14 @@ def main() -> int:
     options = _parse()
     chosen = schemas()[: options.limit]
     result: dict[str, Any] = {}
-    if "masks" in options.parts or "throughput" in options.parts:
+    if {"masks", "throughput", "hostile"} & set(options.parts):
         llm = LLM(memory=options.memory)
         if "masks" in options.parts:
             result["masks"] = guided_masks.run(llm, chosen, options)
         if "throughput" in options.parts:
             result["throughput"] = throughput(llm, spread(chosen, options.requests), options)
+        if "hostile" in options.parts:
+            result["hostile"] = guided_hostile.run(llm, options)
         llm.shutdown()
     if "validity" in options.parts:
         result["validity"] = guided_validity.run(chosen, options)
@@ -107,7 +110,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--backends", default="xgrammar,llguidance", help="grammar backends (default: %(default)s)")
     parser.add_argument("--drafters", default="none,ngram", help="of validity (default: %(default)s)")
     parser.add_argument("--limit", type=int, help="only the first schemas")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind in throughput")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each kind in throughput and hostile")
     parser.add_argument("--requests", type=int, default=16, help="at once in throughput")
     parser.add_argument("--max-tokens", type=int, default=400, help="of each answer")
     parser.add_argument("--compile-timeout", type=float, default=10.0, help="seconds for one grammar, in masks")
