@@ -12,7 +12,7 @@ import pytest
 
 from octavo_cpu import build
 
-FAST = ("-std=c++17", "-O0", "-fPIC", "-fopenmp")
+FAST = ("-std=c++17", "-O0", "-fPIC", "-pthread")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Makes the library of kernels: found ready in the package, found in the user's cache, or compiled.
 
-A library is named by what it depends on: sources, compiler, flags, torch's version (whose OpenMP runtime it shares).
+A library is named by what it depends on: sources, compiler, flags.
 Racing processes compile once, under a file lock; a library is written beside its place and renamed.
 
 Owns: where libraries are, and the compiler. Must never know: what the kernels do.
@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import logging
 import os
 import platform
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"
-SETTINGS = ("-std=c++17", "-O2", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+SETTINGS = ("-std=c++17", "-O2", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma")
 ISAS = {
     "avx512_bf16": (*_AVX512, "avx512_bf16", "avx512_vnni"),
@@ -106,7 +105,7 @@ def library(isa: str = "auto", settings: tuple[str, ...] = SETTINGS) -> Path:
 def _fingerprint(compiler: list[str], flags: list[str]) -> str:
     digest = hashlib.sha256()
     version = _run([*compiler, "--version"]).splitlines()[:1]
-    for text in (*compiler, *version, *flags, platform.machine(), importlib.metadata.version("torch")):
+    for text in (*compiler, *version, *flags, platform.machine()):
         digest.update(text.encode() + b"\0")
     for source in sorted(KERNELS.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

@@ -37,6 +37,7 @@ class AttentionCall(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "set_num_threads": (None, [c_int64]),
     "lanes": (c_int64, []),
     "packed_columns": (c_int64, [c_int64]),
     "pack": (None, [c_void_p, c_int, c_int64, c_int64, c_void_p]),
@@ -54,7 +55,6 @@ class Kernels:
     """The functions of one library, by their names in `api.h` without `octavo_`."""
 
     def __init__(self, path: str) -> None:
-        # Loaded after torch, so that its OpenMP runtime is found in the process and there is one pool of threads.
         handle = ctypes.CDLL(path)
         for name, (result, arguments) in _SIGNATURES.items():
             function = handle[f"octavo_{name}"]
@@ -67,7 +67,13 @@ class Kernels:
         raise AttributeError(name)
 
 
-@lru_cache
 def load_kernels(isa: str = "auto") -> Kernels:
-    """The kernels for an instruction set. Raises `BuildError` if they cannot be had."""
+    """The kernels for an instruction set, with as many threads as torch. Raises `BuildError` if they cannot be had."""
+    kernels = _open(isa)
+    kernels.set_num_threads(torch.get_num_threads())
+    return kernels
+
+
+@lru_cache
+def _open(isa: str) -> Kernels:
     return Kernels(str(library(isa)))

@@ -190,6 +190,7 @@ void try_elementwise(int dtype) {
 }  // namespace
 
 int main(int, char** arguments) {
+  octavo_set_num_threads(3);
   const int rounds = std::atoi(arguments[1]);
   for (int round = 0; round < rounds; round++)
     for (int dtype : {OCTAVO_FLOAT32, OCTAVO_BFLOAT16}) {

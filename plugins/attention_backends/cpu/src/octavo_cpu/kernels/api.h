@@ -32,6 +32,9 @@ struct OctavoAttention {
 
 extern "C" {
 
+/// How many threads work on one call, the caller included; 1 until this is called.
+void octavo_set_num_threads(int64_t num_threads);
+
 /// Write the step's keys and values to their slots, then attend.
 void octavo_attention(const OctavoAttention* attention);
 

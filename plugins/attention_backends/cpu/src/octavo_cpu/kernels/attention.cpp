@@ -15,9 +15,8 @@
 #include <cmath>
 #include <vector>
 
-#include <omp.h>
-
 #include "api.h"
+#include "pool.h"
 #include "tile.h"
 
 namespace octavo {
@@ -58,70 +57,68 @@ class Attention {
         values_(keys_ + p.num_blocks * p.num_kv_heads * p.block_size * p.head_dim) {}
 
   void run() {
+    constexpr long kTokens = 8;
+    parallel((p_.num_tokens + kTokens - 1) / kTokens, [&](long item) {
+      for (long token = item * kTokens; token < std::min((item + 1) * kTokens, p_.num_tokens); token++) write(token);
+    });
     const std::vector<Tile> tiles = cut();
-    const long num_threads = omp_get_max_threads();
     long longest = 0;
     for (const Tile& tile : tiles) longest = std::max(longest, num_spans(tile));
     // Spans of a tile go to different threads only where there are too few tiles to go round.
-    const bool shared = longest > 1 && long(tiles.size()) < 4 * num_threads;
-    std::vector<long> first_sums(tiles.size() + 1);  // where the sums of each tile's spans are kept
-    for (size_t i = 0; i < tiles.size(); i++) first_sums[i + 1] = first_sums[i] + num_spans(tiles[i]);
-    std::vector<float> outputs;
-    std::vector<Sums> sums;
-    if (shared) {
-      sums.resize(first_sums.back());
-      outputs.resize(sums.size() * output_size());
-      for (size_t i = 0; i < sums.size(); i++) sums[i].output = outputs.data() + i * output_size();
-    }
-#pragma omp parallel
-    {
-      Workspace work(p_.head_dim);
-#pragma omp for schedule(static)
-      for (long token = 0; token < p_.num_tokens; token++) write(token);
-      if (shared) {
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < first_sums.back(); i++) {
-          const long t = std::upper_bound(first_sums.begin(), first_sums.end(), i) - first_sums.begin() - 1;
-          attend(tiles[t], i - first_sums[t], work, sums[i]);
-        }
-#pragma omp for schedule(dynamic)
-        for (long t = 0; t < long(tiles.size()); t++) {
-          reset(work.total, rows_of(tiles[t]));
-          for (long i = first_sums[t]; i < first_sums[t + 1]; i++) merge(sums[i], rows_of(tiles[t]), work.total);
-          finish(tiles[t], work.total);
-        }
-      } else {
-#pragma omp for schedule(dynamic)
-        for (long t = 0; t < long(tiles.size()); t++) {
-          reset(work.total, rows_of(tiles[t]));
-          for (long span = 0; span < num_spans(tiles[t]); span++) {
-            attend(tiles[t], span, work, work.span);
-            merge(work.span, rows_of(tiles[t]), work.total);
-          }
-          finish(tiles[t], work.total);
-        }
+    if (longest > 1 && long(tiles.size()) < 4 * num_threads()) return run_spans(tiles);
+    parallel(long(tiles.size()), [&](long t) {
+      const Workspace work(p_.head_dim);
+      Sums span = work.sums(1), total = work.sums(0);
+      reset(total, rows_of(tiles[t]));
+      for (long i = 0; i < num_spans(tiles[t]); i++) {
+        attend(tiles[t], i, work, span);
+        merge(span, rows_of(tiles[t]), total);
       }
-    }
+      finish(tiles[t], total);
+    });
   }
 
  private:
   /// What one thread computes in.
   struct Workspace {
     explicit Workspace(long head_dim)
-        : memory(3 * kTileRows * head_dim), queries(kTileRows * head_dim) {
-      total.output = memory.data();
-      span.output = total.output + kTileRows * head_dim;
-      chunk.output = span.output + kTileRows * head_dim;
+        : size(kTileRows * head_dim),
+          outputs(scratch<float, struct Outputs>(3 * size)),
+          queries(scratch<Row, struct Queries>(size)),
+          scores(scratch<float, struct Scores>(kTileRows * kChunk)),
+          weights(scratch<Row, struct Weights>(kTileRows * kChunk)) {}
+
+    Sums sums(int i) const {
+      Sums sums;
+      sums.output = outputs + i * size;
+      return sums;
     }
-    Sums total, span, chunk;
-    std::vector<float> memory;
-    std::vector<Row> queries;
-    T pair[kGroup * kKeys];
-    alignas(64) float scores[kTileRows * kChunk];
-    alignas(64) Row weights[kTileRows * kChunk];
+
+    long size;
+    float* outputs;
+    Row* queries;
+    float* scores;
+    Row* weights;
   };
 
-  long output_size() const { return kTileRows * p_.head_dim; }
+  void run_spans(const std::vector<Tile>& tiles) const {
+    std::vector<long> first(tiles.size() + 1);  // where the sums of each tile's spans are kept
+    for (size_t t = 0; t < tiles.size(); t++) first[t + 1] = first[t] + num_spans(tiles[t]);
+    std::vector<float> outputs(first.back() * kTileRows * p_.head_dim);
+    std::vector<Sums> spans(first.back());
+    for (size_t i = 0; i < spans.size(); i++) spans[i].output = outputs.data() + i * kTileRows * p_.head_dim;
+    parallel(first.back(), [&](long i) {
+      const long t = std::upper_bound(first.begin(), first.end(), i) - first.begin() - 1;
+      attend(tiles[t], i - first[t], Workspace(p_.head_dim), spans[i]);
+    });
+    for (size_t t = 0; t < tiles.size(); t++) {
+      Sums total = Workspace(p_.head_dim).sums(0);
+      reset(total, rows_of(tiles[t]));
+      for (long i = first[t]; i < first[t + 1]; i++) merge(spans[i], rows_of(tiles[t]), total);
+      finish(tiles[t], total);
+    }
+  }
+
   int rows_of(const Tile& tile) const { return tile.num_queries * group_; }
   long end_of(const Tile& tile) const { return tile.first_position + tile.num_queries; }
   long first_key(long position) const { return p_.sliding_window ? std::max(0L, position - p_.sliding_window + 1) : 0; }
@@ -185,9 +182,10 @@ class Attention {
   }
 
   /// Sums of a tile over one span of keys; spans are counted from the first that the tile sees.
-  void attend(const Tile& tile, long span, Workspace& work, Sums& sums) const {
+  void attend(const Tile& tile, long span, const Workspace& work, Sums& sums) const {
     const int num_rows = rows_of(tile);
     const Row* rows[kTileRows];
+    Sums fresh = work.sums(2);
     gather_queries(tile, work, rows);
     reset(sums, num_rows);
     const long start = (first_span(tile) + span) * kSpan;
@@ -195,20 +193,20 @@ class Attention {
     for (long chunk = first / kChunk * kChunk; chunk < end; chunk += kChunk) {
       const long from = std::max(chunk, first), to = std::min(chunk + kChunk, end);
       score(tile, rows, num_rows, chunk, from, to, work);
-      weigh(tile, num_rows, chunk, from, to, work);
-      blend(tile, 0, num_rows, chunk, from, to, work);
-      merge(work.chunk, num_rows, sums);
+      weigh(tile, num_rows, chunk, from, to, work, fresh);
+      blend(tile, 0, num_rows, chunk, from, to, work, fresh.output);
+      merge(fresh, num_rows, sums);
     }
   }
 
-  void gather_queries(const Tile& tile, Workspace& work, const Row** rows) const {
+  void gather_queries(const Tile& tile, const Workspace& work, const Row** rows) const {
     for (int r = 0; r < rows_of(tile); r++) {
       const long head = tile.kv_head * group_ + r % group_;
       const T* query = static_cast<const T*>(p_.query) + (tile.first_token + r / group_) * p_.query_stride + head * p_.head_dim;
       if constexpr (std::is_same_v<T, Row>) {
         rows[r] = query;
       } else {
-        Row* wide = work.queries.data() + r * p_.head_dim;
+        Row* wide = work.queries + r * p_.head_dim;
         for (long d = 0; d < p_.head_dim; d++) wide[d] = widen(query[d]);
         rows[r] = wide;
       }
@@ -223,7 +221,7 @@ class Attention {
   const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
 
   /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
-  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to, Workspace& work) const {
+  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to, const Workspace& work) const {
     for (long position = from / kKeys * kKeys; position < to; position += kKeys) {
       const T* panel = key_panel(tile, position);
       score_rows(rows, 0, num_rows, panel, work.scores + (position - chunk));
@@ -248,7 +246,7 @@ class Attention {
   }
 
   /// From scores to unnormalised probabilities: scale, cap, bias, mask, exponential.
-  void weigh(const Tile& tile, int num_rows, long chunk, long from, long to, Workspace& work) const {
+  void weigh(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work, Sums& sums) const {
     const long begin = (from - chunk) / kLanes * kLanes, end = to - chunk;
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
@@ -268,20 +266,20 @@ class Attention {
         store(scores + k, s);
       }
       const float maximum = largest(most);
-      work.chunk.maximum[r] = maximum;
+      sums.maximum[r] = maximum;
       Floats total = {};
       for (long k = begin; k < end; k += kLanes) {
         const Floats weight = maximum == -INFINITY ? Floats{} : exp(load(scores + k) - maximum);
         total += weight;
         store(work.weights + r * kChunk + k, weight);
       }
-      work.chunk.total[r] = sum(total);
+      sums.total[r] = sum(total);
     }
   }
 
   /// Outputs of a chunk: values weighted by their probabilities, rows from `row` on.
   template <int kRows = kMaxRows>
-  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, Workspace& work) const {
+  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, const Workspace& work, float* output) const {
     for (; row + kRows <= num_rows; row += kRows)
       for (long d = 0; d < p_.head_dim; d += kKeys) {
         Floats sums[1][kRows][kKeyVectors] = {};
@@ -294,13 +292,13 @@ class Attention {
         for (int r = 0; r < kRows; r++)
           OCTAVO_UNROLL
           for (int v = 0; v < kKeyVectors; v++)
-            store(work.chunk.output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
+            store(output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
       }
-    if constexpr (kRows > 1) blend<fewer_rows(kRows)>(tile, row, num_rows, chunk, from, to, work);
+    if constexpr (kRows > 1) blend<fewer_rows(kRows)>(tile, row, num_rows, chunk, from, to, work, output);
   }
 
   template <int kRows>
-  void blend_block(const Tile& tile, int row, long from, long to, long d, long chunk, Workspace& work,
+  void blend_block(const Tile& tile, int row, long from, long to, long d, long chunk, const Workspace& work,
                    Floats (&sums)[1][kRows][kKeyVectors]) const {
     const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head) + d * kGroup;
     const long block = from / p_.block_size * p_.block_size;
@@ -317,11 +315,12 @@ class Attention {
       // A pair that is only half visible: the other half may hold anything, NaN included, so it is not touched.
       auto half = [&](long position, bool odd) {
         const T* pair = values + (position - block) * p_.head_dim;
+        T alone[kGroup * kKeys];
         for (int c = 0; c < kKeys; c++) {
-          work.pair[2 * c] = odd ? T{} : pair[2 * c];
-          work.pair[2 * c + 1] = odd ? pair[2 * c + 1] : T{};
+          alone[2 * c] = odd ? T{} : pair[2 * c];
+          alone[2 * c + 1] = odd ? pair[2 * c + 1] : T{};
         }
-        add(position, 2, work.pair);
+        add(position, 2, alone);
       };
       if (from % 2) half(from++ - 1, true);
       const long whole = to / 2 * 2;

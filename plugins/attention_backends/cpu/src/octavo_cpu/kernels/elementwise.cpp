@@ -2,13 +2,25 @@
 //
 // Owns: these functions. Must never know: models. Computed in float32; rows never influence each other.
 
+#include <algorithm>
+
 #include "api.h"
+#include "pool.h"
 #include "simd.h"
 
 namespace octavo {
 namespace {
 
-constexpr long kParallelElements = 1 << 15;  // below this, waking threads costs more than they save
+constexpr long kItemElements = 1 << 14;  // for less, waking a thread costs more than it saves
+
+/// `function(row)` for all rows of `size` elements each.
+template <class Function>
+void for_rows(long num_rows, long size, const Function& function) {
+  const long rows = std::max<long>(1, kItemElements / size);
+  parallel((num_rows + rows - 1) / rows, [&](long item) {
+    for (long row = item * rows; row < std::min((item + 1) * rows, num_rows); row++) function(row);
+  });
+}
 
 template <class T>
 Floats rounded(Floats x) {
@@ -36,24 +48,23 @@ void norm_row(T* out, T* sum_out, const T* x, const T* residual, const T* weight
 template <class T>
 void rms_norm(void* out, void* sum_out, const void* x, const void* residual, const void* weight, long num_rows,
               long size, long x_stride, float eps) {
-#pragma omp parallel for schedule(static) if (num_rows * size > kParallelElements)
-  for (long row = 0; row < num_rows; row++)
+  for_rows(num_rows, size, [=](long row) {
     norm_row(static_cast<T*>(out) + row * size, static_cast<T*>(sum_out) + row * size,
              static_cast<const T*>(x) + row * x_stride,
              residual ? static_cast<const T*>(residual) + row * size : nullptr, static_cast<const T*>(weight), size, eps);
+  });
 }
 
 template <class T>
 void silu_and_mul(void* out, const void* x, long num_rows, long size, long x_stride) {
-#pragma omp parallel for schedule(static) if (num_rows * size > kParallelElements)
-  for (long row = 0; row < num_rows; row++) {
+  for_rows(num_rows, size, [=](long row) {
     const T* gate = static_cast<const T*>(x) + row * x_stride;
     T* to = static_cast<T*>(out) + row * size;
     for (long i = 0; i < size; i += kLanes) {
       const Floats g = load(gate + i);
       store(to + i, rounded<T>(g / (1.0f + exp(-g))) * load(gate + size + i));
     }
-  }
+  });
 }
 
 /// Rotate the heads of one token in place: feature i pairs with i + half.
@@ -73,12 +84,11 @@ void rotate_heads(T* heads, long num_heads, long head_dim, const float* cos, con
 template <class T>
 void rotate(void* query, void* key, const float* cos, const float* sin, long num_tokens, long num_heads,
             long num_kv_heads, long head_dim, long half, long query_stride, long key_stride) {
-#pragma omp parallel for schedule(static) if (num_tokens * (num_heads + num_kv_heads) * head_dim > kParallelElements)
-  for (long token = 0; token < num_tokens; token++) {
+  for_rows(num_tokens, (num_heads + num_kv_heads) * head_dim, [=](long token) {
     const float *c = cos + token * half, *s = sin + token * half;
     rotate_heads(static_cast<T*>(query) + token * query_stride, num_heads, head_dim, c, s, half);
     rotate_heads(static_cast<T*>(key) + token * key_stride, num_kv_heads, head_dim, c, s, half);
-  }
+  });
 }
 
 }  // namespace

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-
-#include <omp.h>
 
 #include "api.h"
+#include "pool.h"
 #include "tile.h"
 
 namespace octavo {
@@ -19,14 +17,14 @@ constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;  // columns in a panel
 constexpr int kMaxRows = most_rows(kVectors);
 constexpr long kDepthBlock = 2048;    // k summed before sums go through memory; fixed, so that the order is too
+constexpr int kFewRowsPanels = 4;     // panels that one row goes over at a time
+constexpr long kItemsPerThread = 4;   // so that a thread that is slowed down leaves its share to the others
 constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
 
 /// Panel after panel; in each the rows of k, `depth_group` of them interleaved. Columns that do not exist are zero.
 template <class T>
 void pack(const T* weight, long num_columns, long depth, int depth_group, T* packed) {
-  const long num_panels = (num_columns + kPanel - 1) / kPanel;
-#pragma omp parallel for schedule(static)
-  for (long p = 0; p < num_panels; p++)
+  parallel((num_columns + kPanel - 1) / kPanel, [&](long p) {
     for (long c = 0; c < kPanel; c++) {
       const long column = p * kPanel + c;
       T* to = packed + p * kPanel * depth + c * depth_group;
@@ -34,6 +32,7 @@ void pack(const T* weight, long num_columns, long depth, int depth_group, T* pac
         to[(k / depth_group) * kPanel * depth_group + k % depth_group] =
             column < num_columns ? weight[column * depth + k] : T{};
     }
+  });
 }
 
 /// What turns sums of int8 products into numbers: one scale for each row of x and each column.
@@ -115,7 +114,7 @@ struct Product {
   /// Rows from `row` to `end` times the panels from `first` to `last`; `partial` is where the first of them begins.
   template <int kRows = kMaxRows>
   void rows(long row, long end, long first, long last, long start, float* partial, long partial_stride) const {
-    constexpr int kPanels = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+    constexpr int kPanels = kRows == 1 ? kFewRowsPanels : kRows == 2 ? kFewRowsPanels / 2 : 1;
     for (; row + kRows <= end; row += kRows, partial += kRows * partial_stride) {
       long panel = first;
       for (; panel + kPanels <= last; panel += kPanels)
@@ -126,26 +125,31 @@ struct Product {
     if constexpr (kRows > 1) rows<fewer_rows(kRows)>(row, end, first, last, start, partial, partial_stride);
   }
 
+  /// All rows. An item is a block of rows, which stays in the L2 cache, times some panels.
   void compute(long num_rows) const {
     const long num_panels = (num_columns + kPanel - 1) / kPanel;
-    const long block_rows = std::max<long>(kRowsBytes / (std::min(depth, kDepthBlock) * sizeof(A)) / kMaxRows, 1) * kMaxRows;
-#pragma omp parallel
-    {
-      const long num_threads = omp_get_num_threads(), thread = omp_get_thread_num();
-      const long first = num_panels * thread / num_threads, last = num_panels * (thread + 1) / num_threads;
-      const long stride = (last - first) * kPanel;
-      std::unique_ptr<float[]> partial;
-      if (depth > kDepthBlock) partial.reset(new float[std::min(block_rows, num_rows) * stride]);
-      for (long block = 0; block < num_rows; block += block_rows) {
-        const long end = std::min(block + block_rows, num_rows);
-        for (long start = 0; start < depth; start += kDepthBlock)
-          for (long panel = first; panel < last;) {
-            // As many panels at a time as the fewest rows want, so that one group stays in the cache for all rows.
-            const long next = num_rows > 2 ? panel + 1 : last;
-            rows(block, end, panel, next, start, partial.get() + (panel - first) * kPanel, stride);
-            panel = next;
-          }
+    const long fitting = kRowsBytes / (std::min(depth, kDepthBlock) * long(sizeof(A)));
+    const long block_rows = std::max<long>(fitting / kMaxRows, 1) * kMaxRows;
+    const long num_blocks = (num_rows + block_rows - 1) / block_rows;
+    const long share = num_panels * num_blocks / (kItemsPerThread * num_threads());
+    const long group = std::clamp<long>(share / kFewRowsPanels * kFewRowsPanels, kFewRowsPanels, num_panels);
+    const long num_groups = (num_panels + group - 1) / group;
+    parallel(num_groups * num_blocks, [&](long item) {
+      const long row = item / num_groups * block_rows, first = item % num_groups * group;
+      block(row, std::min(row + block_rows, num_rows), first, std::min(first + group, num_panels));
+    });
+  }
+
+  void block(long row, long end, long first, long last) const {
+    const long stride = (last - first) * kPanel;
+    float* partial = depth > kDepthBlock ? scratch<float, Product>((end - row) * stride) : nullptr;
+    for (long start = 0; start < depth; start += kDepthBlock) {
+      if (end - row < 3) {
+        rows(row, end, first, last, start, partial, stride);
+        continue;
       }
+      for (long panel = first; panel < last; panel++)  // one at a time, so that it stays in the cache for all rows
+        rows(row, end, panel, panel + 1, start, partial ? partial + (panel - first) * kPanel : nullptr, stride);
     }
   }
 };
@@ -159,12 +163,21 @@ void product(void* out, const A* x, const void* weight, const float* bias, long 
       .compute(num_rows);
 }
 
+/// `convert(row)` for all rows, by several threads where it pays.
+template <class Convert>
+void for_rows(long num_rows, const Convert& convert) {
+  constexpr long kRows = 8;
+  parallel((num_rows + kRows - 1) / kRows, [&](long item) {
+    for (long row = item * kRows; row < std::min((item + 1) * kRows, num_rows); row++) convert(row);
+  });
+}
+
 /// Bfloat16 rows as float32, for targets that cannot multiply bfloat16.
-std::unique_ptr<float[]> widened(const BFloat16* x, long num_rows, long depth, long stride) {
-  std::unique_ptr<float[]> wide(new float[num_rows * depth]);
-#pragma omp parallel for schedule(static) if (num_rows > 8)
-  for (long row = 0; row < num_rows; row++)
+float* widened(const BFloat16* x, long num_rows, long depth, long stride) {
+  float* wide = scratch<float, struct Widened>(num_rows * depth);
+  for_rows(num_rows, [&](long row) {
     for (long k = 0; k < depth; k++) wide[row * depth + k] = widen(x[row * stride + k]);
+  });
   return wide;
 }
 
@@ -176,10 +189,10 @@ void dispatch(int weight_dtype, const Out* x, void* out, const void* weight, con
     if (weight_dtype == OCTAVO_BFLOAT16)
       return product<BFloat16Panel, BFloat16, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
 #endif
-    const auto wide = widened(x, num_rows, depth, x_stride);
+    const float* wide = widened(x, num_rows, depth, x_stride);
     if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, float, Out>(out, wide.get(), weight, bias, num_rows, num_columns, depth, out_stride, depth);
-    return product<FloatPanel, float, Out>(out, wide.get(), weight, bias, num_rows, num_columns, depth, out_stride, depth);
+      return product<BFloat16Panel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride, depth);
+    return product<FloatPanel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride, depth);
   } else {
     if (weight_dtype == OCTAVO_BFLOAT16)
       return product<BFloat16Panel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
@@ -187,40 +200,29 @@ void dispatch(int weight_dtype, const Out* x, void* out, const void* weight, con
   }
 }
 
-/// Rows of x as int8, each with a scale of its own, so that the largest becomes 127.
-struct Quantized {
-  std::unique_ptr<Int8Panel::Row[]> rows;
-  std::unique_ptr<float[]> scales;
-};
-
+/// A row of x as int8, so that its largest number becomes 127; returns the scale.
 template <class T>
-Quantized quantized(const T* x, long num_rows, long depth, long stride) {
-  Quantized q{std::unique_ptr<Int8Panel::Row[]>(new Int8Panel::Row[num_rows * depth]),
-              std::unique_ptr<float[]>(new float[num_rows])};
-#pragma omp parallel for schedule(static) if (num_rows > 8)
-  for (long row = 0; row < num_rows; row++) {
-    const T* from = x + row * stride;
-    Int8Panel::Row* to = q.rows.get() + row * depth;
-    float most = 0;
-    for (long k = 0; k < depth; k++) most = std::abs(widen(from[k])) > most ? std::abs(widen(from[k])) : most;
-    const float scale = most / 127, inverse = most > 0 ? 127 / most : 0;
-    bool whole = true;  // NaN has no int8: such a row is all NaN
-    for (long k = 0; k < depth; k++) {
-      const float value = widen(from[k]);
-      whole &= value == value;
-      to[k] = Int8Panel::Row(int(std::lrint(value == value ? value * inverse : 0)) + Int8Panel::kOffset);
-    }
-    q.scales[row] = whole ? scale : NAN;
+float quantize(const T* x, long depth, Int8Panel::Row* to) {
+  float most = 0;
+  for (long k = 0; k < depth; k++) most = std::max(most, std::abs(widen(x[k])));
+  const float inverse = most > 0 ? 127 / most : 0;
+  bool is_number = true;  // NaN has no int8: such a row is all NaN
+  for (long k = 0; k < depth; k++) {
+    const float value = widen(x[k]);
+    is_number &= value == value;
+    to[k] = Int8Panel::Row(int(std::lrint(value == value ? value * inverse : 0)) + Int8Panel::kOffset);
   }
-  return q;
+  return is_number ? most / 127 : NAN;
 }
 
 template <class T>
 void int8_product(const T* x, void* out, const int8_t* weight, const float* scales, const int32_t* sums,
                   const float* bias, long num_rows, long num_columns, long depth, long out_stride, long x_stride) {
-  const Quantized q = quantized(x, num_rows, depth, x_stride);
-  Product<Int8Panel, Int8Panel::Row, T>{static_cast<T*>(out), q.rows.get(), weight, bias, num_columns, depth,
-                                        out_stride, depth, {q.scales.get(), scales, sums}}
+  Int8Panel::Row* rows = scratch<Int8Panel::Row, struct Rows>(num_rows * depth);
+  float* row_scales = scratch<float, struct RowScales>(num_rows);
+  for_rows(num_rows, [&](long r) { row_scales[r] = quantize(x + r * x_stride, depth, rows + r * depth); });
+  Product<Int8Panel, Int8Panel::Row, T>{static_cast<T*>(out), rows,  weight, bias, num_columns, depth, out_stride,
+                                        depth, {row_scales, scales, sums}}
       .compute(num_rows);
 }
 
