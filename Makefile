@@ -6,6 +6,7 @@ PYTHON ?= python3
 DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 # xgrammar brings transformers and triton, so the quick start does without it.
 QUICK := $(filter-out plugins/structured_output/xgrammar,$(DISTRIBUTIONS))
+CPP := $(wildcard plugins/*/*/src/*/kernels/*.h plugins/*/*/src/*/kernels/*.cpp plugins/*/*/tests/sanitized/*.cpp)
 MANIFESTS := constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
@@ -26,6 +27,7 @@ unit: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 

@@ -47,10 +47,10 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """A linear layer's product in int8: weights with a scale for each output, rows of x with one of their own.
+    """A linear layer's product in int8: weights with a scale for each output, inputs with one for each 64 in a row.
 
-    The scales make the largest number 127 (LLM.int8(), arXiv:2208.07339, section 2.1, without its outliers). Sums are
-    exact, so a row's result does not depend on other rows, nor on the instruction set.
+    A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1); scales for
+    short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861, section 4).
     """
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
@@ -60,10 +60,10 @@ class Int8Linear:
         num_columns = kernels.packed_columns(self._out)
         scales = weight.float().abs().amax(dim=1) / 127
         rounded = (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
-        self._scales, self._sums = torch.zeros(num_columns), torch.zeros(num_columns, dtype=torch.int32)
+        self._scales = torch.zeros(num_columns)
         self._scales[: self._out] = scales
-        self._packed = torch.empty(num_columns * self._in, dtype=torch.int8)
-        kernels.pack_int8(rounded.data_ptr(), self._out, self._in, self._packed.data_ptr(), self._sums.data_ptr())
+        self._packed = torch.empty(num_columns * self._in, dtype=torch.uint8)
+        kernels.pack_int8(rounded.data_ptr(), self._out, self._in, self._packed.data_ptr())
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
@@ -77,7 +77,6 @@ class Int8Linear:
             DTYPES[x.dtype],
             self._packed.data_ptr(),
             self._scales.data_ptr(),
-            self._sums.data_ptr(),
             None if bias is None else bias.data_ptr(),
             x.shape[0],
             self._out,

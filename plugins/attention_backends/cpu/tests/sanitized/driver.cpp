@@ -32,8 +32,10 @@ class Numbers {
       uint32_t bits;
       std::memcpy(&bits, &values[i], 4);
       const uint16_t upper = uint16_t(bits >> 16);
-      if (dtype_ == OCTAVO_FLOAT32) std::memcpy(&bytes_[i * 4], &bits, 4);
-      else std::memcpy(&bytes_[i * 2], &upper, 2);
+      if (dtype_ == OCTAVO_FLOAT32)
+        std::memcpy(&bytes_[i * 4], &bits, 4);
+      else
+        std::memcpy(&bytes_[i * 2], &upper, 2);
     }
   }
   float operator[](long i) const {
@@ -66,7 +68,8 @@ void try_linear(int dtype, int weight_dtype) {
   Numbers packed(weight_dtype, std::vector<float>(octavo_packed_columns(columns) * depth));
   Numbers out(dtype, std::vector<float>(rows * columns));
   octavo_pack(weight.data(), weight_dtype, columns, depth, packed.data());
-  octavo_linear(out.data(), x.data(), dtype, packed.data(), weight_dtype, bias.data(), rows, columns, depth, columns, depth);
+  octavo_linear(out.data(), x.data(), dtype, packed.data(), weight_dtype, bias.data(), rows, columns, depth, columns,
+                depth);
   for (long r = 0; r < rows; r++)
     for (long c = 0; c < columns; c++) {
       double sum = bias[c];
@@ -113,7 +116,8 @@ void try_attention(int dtype) {
     std::vector<int64_t> slots;
     std::vector<float> key, value;
     for (long s = 0; s < num_seqs; s++) {
-      const long before = lens[s] - (starts[s + 1] - starts[s]), from = is_step ? before : 0, to = is_step ? lens[s] : before;
+      const long before = lens[s] - (starts[s + 1] - starts[s]), from = is_step ? before : 0,
+                 to = is_step ? lens[s] : before;
       for (long p = from; p < to; p++) slots.push_back(long(blocks[s * most + p / block]) * block + p % block);
       key.insert(key.end(), keys[s].begin() + from * row, keys[s].begin() + to * row);
       value.insert(value.end(), values[s].begin() + from * row, values[s].begin() + to * row);
@@ -138,7 +142,8 @@ void try_attention(int dtype) {
           double total = has_sinks ? std::exp(double(sinks[h])) : 0;
           for (long p = first; p <= position; p++) {
             double score = 0;
-            for (long d = 0; d < size; d++) score += double(q[(t * heads + h) * size + d]) * all_keys[p * row + kv * size + d];
+            for (long d = 0; d < size; d++)
+              score += double(q[(t * heads + h) * size + d]) * all_keys[p * row + kv * size + d];
             score *= call.scale;
             if (call.soft_cap != 0) score = call.soft_cap * std::tanh(score / call.soft_cap);
             if (has_slopes) score += slopes[h] * double(p - position);
@@ -146,7 +151,8 @@ void try_attention(int dtype) {
             total += weight;
             for (long d = 0; d < size; d++) sums[d] += weight * all_values[p * row + kv * size + d];
           }
-          for (long d = 0; d < size; d++) expect_near(out[(t * heads + h) * size + d], sums[d] / total, dtype, 1, "attention");
+          for (long d = 0; d < size; d++)
+            expect_near(out[(t * heads + h) * size + d], sums[d] / total, dtype, 1, "attention");
         }
       }
     }
@@ -165,7 +171,8 @@ void try_elementwise(int dtype) {
       squares += double(sum[r * size + i]) * sum[r * size + i];
     }
     const double scale = 1 / std::sqrt(squares / size + 1e-5);
-    for (long i = 0; i < size; i++) expect_near(out[r * size + i], sum[r * size + i] * scale * weight[i], dtype, 1, "norm");
+    for (long i = 0; i < size; i++)
+      expect_near(out[r * size + i], sum[r * size + i] * scale * weight[i], dtype, 1, "norm");
   }
   octavo_silu_and_mul(out.data(), x.data(), dtype, rows, size, 2 * size);
   for (long r = 0; r < rows; r++)

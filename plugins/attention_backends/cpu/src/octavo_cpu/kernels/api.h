@@ -10,17 +10,17 @@ enum { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1 };
 
 /// One layer's attention in one step.
 struct OctavoAttention {
-  void* out;             // [num_tokens, num_heads, head_dim]
-  const void* query;     // [num_tokens, num_heads, head_dim]
-  const void* key;       // [num_tokens, num_kv_heads, head_dim]
-  const void* value;     // [num_tokens, num_kv_heads, head_dim]
-  void* kv_cache;        // see attention.cpp
-  const float* alibi_slopes;    // [num_heads], or null
-  const float* sinks;           // [num_heads], or null
-  const int64_t* slot_mapping;  // [num_tokens]
-  const int32_t* block_table;   // [num_seqs, block_table_stride]
-  const int32_t* query_start;   // [num_seqs + 1]
-  const int32_t* seq_lens;      // [num_seqs]
+  void* out;                                                   // [num_tokens, num_heads, head_dim]
+  const void* query;                                           // [num_tokens, num_heads, head_dim]
+  const void* key;                                             // [num_tokens, num_kv_heads, head_dim]
+  const void* value;                                           // [num_tokens, num_kv_heads, head_dim]
+  void* kv_cache;                                              // see attention.cpp
+  const float* alibi_slopes;                                   // [num_heads], or null
+  const float* sinks;                                          // [num_heads], or null
+  const int64_t* slot_mapping;                                 // [num_tokens]
+  const int32_t* block_table;                                  // [num_seqs, block_table_stride]
+  const int32_t* query_start;                                  // [num_seqs + 1]
+  const int32_t* seq_lens;                                     // [num_seqs]
   int64_t out_stride, query_stride, key_stride, value_stride;  // from token to token
   int64_t block_table_stride;
   int64_t num_tokens, num_seqs, num_blocks;
@@ -48,14 +48,14 @@ void octavo_pack(const void* weight, int dtype, int64_t num_columns, int64_t dep
 void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype, const float* bias,
                    int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride, int64_t x_stride);
 
-/// The same for int8 (depth is a multiple of 4), with the sum of each column: `column_sums` [octavo_packed_columns(…)].
-void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, int8_t* packed, int32_t* column_sums);
+/// The same for int8; depth is a multiple of 4.
+void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed);
 
-/// `octavo_linear` with rows of x that are turned into int8 on the way, each with the scale of its largest number.
-/// `scales` and `column_sums` are [octavo_packed_columns(num_columns)].
-void octavo_linear_int8(void* out, const void* x, int dtype, const int8_t* weight, const float* scales,
-                        const int32_t* column_sums, const float* bias, int64_t num_rows, int64_t num_columns,
-                        int64_t depth, int64_t out_stride, int64_t x_stride);
+/// `octavo_linear` in int8: weights with a scale for each column, `scales` [octavo_packed_columns(num_columns)]; rows
+/// of x are turned into int8 on the way, each stretch of 64 numbers with the scale of its largest.
+void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
+                        const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride,
+                        int64_t x_stride);
 
 /// Numbers in one vector of the target: sizes of the functions below are multiples of it.
 int64_t octavo_lanes();

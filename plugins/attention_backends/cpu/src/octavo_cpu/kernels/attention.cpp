@@ -4,11 +4,12 @@
 //
 // Attention is summed as in Rabe and Staats (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135): chunk by chunk of
 // keys, with a running maximum. Chunks, and the spans that threads share out, begin at fixed positions, and a masked
-// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it comes.
+// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it
+// comes.
 //
 // The cache of one layer is keys, then values; each [num_blocks, num_kv_heads, block_size, head_dim] in elements:
-//   keys    panels of 16 tokens; in each the dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16, kGroup]
-//   values  tokens in groups of `kGroup`: [block_size / kGroup, head_dim, kGroup]
+//   keys    panels of 16 tokens; in each the dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16,
+//   kGroup] values  tokens in groups of `kGroup`: [block_size / kGroup, head_dim, kGroup]
 // so that scores are 16 keys at a time, and neither keys nor values are gathered.
 
 #include <algorithm>
@@ -22,10 +23,10 @@
 namespace octavo {
 namespace {
 
-constexpr int kKeys = 16;         // tokens in a panel of keys
-constexpr int kChunk = 128;       // keys whose scores are held at a time
-constexpr int kSpan = 8 * kChunk; // keys that one thread sums where threads share a sequence
-constexpr int kTileRows = 48;     // rows (queries times heads) that go over the keys together
+constexpr int kKeys = 16;          // tokens in a panel of keys
+constexpr int kChunk = 128;        // keys whose scores are held at a time
+constexpr int kSpan = 8 * kChunk;  // keys that one thread sums where threads share a sequence
+constexpr int kTileRows = 48;      // rows (queries times heads) that go over the keys together
 constexpr int kKeyVectors = kKeys / kLanes;
 constexpr int kMaxRows = most_rows(kKeyVectors);
 
@@ -202,7 +203,8 @@ class Attention {
   void gather_queries(const Tile& tile, const Workspace& work, const Row** rows) const {
     for (int r = 0; r < rows_of(tile); r++) {
       const long head = tile.kv_head * group_ + r % group_;
-      const T* query = static_cast<const T*>(p_.query) + (tile.first_token + r / group_) * p_.query_stride + head * p_.head_dim;
+      const T* query =
+          static_cast<const T*>(p_.query) + (tile.first_token + r / group_) * p_.query_stride + head * p_.head_dim;
       if constexpr (std::is_same_v<T, Row>) {
         rows[r] = query;
       } else {
@@ -221,7 +223,8 @@ class Attention {
   const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
 
   /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
-  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to, const Workspace& work) const {
+  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to,
+             const Workspace& work) const {
     for (long position = from / kKeys * kKeys; position < to; position += kKeys) {
       const T* panel = key_panel(tile, position);
       score_rows(rows, 0, num_rows, panel, work.scores + (position - chunk));
@@ -232,15 +235,12 @@ class Attention {
   void score_rows(const Row* const* rows, int row, int num_rows, const T* panel, float* scores) const {
     for (; row + kRows <= num_rows; row += kRows) {
       const Row* a[kRows];
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; r++) a[r] = rows[row + r];
+      OCTAVO_FOR (r, kRows) a[r] = rows[row + r];
       const T* const panels[1] = {panel};
       Floats sums[1][kRows][kKeyVectors] = {};
       multiply<Panel>(a, panels, p_.head_dim, kKeys, sums);
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; r++)
-        OCTAVO_UNROLL
-        for (int v = 0; v < kKeyVectors; v++) store(scores + (row + r) * kChunk + v * kLanes, sums[0][r][v]);
+      OCTAVO_FOR (r, kRows)
+        OCTAVO_FOR (v, kKeyVectors) store(scores + (row + r) * kChunk + v * kLanes, sums[0][r][v]);
     }
     if constexpr (kRows > 1) score_rows<fewer_rows(kRows)>(rows, row, num_rows, panel, scores);
   }
@@ -279,7 +279,8 @@ class Attention {
 
   /// Outputs of a chunk: values weighted by their probabilities, rows from `row` on.
   template <int kRows = kMaxRows>
-  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, const Workspace& work, float* output) const {
+  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, const Workspace& work,
+             float* output) const {
     for (; row + kRows <= num_rows; row += kRows)
       for (long d = 0; d < p_.head_dim; d += kKeys) {
         Floats sums[1][kRows][kKeyVectors] = {};
@@ -288,11 +289,8 @@ class Attention {
           blend_block(tile, row, position, next, d, chunk, work, sums);
           position = next;
         }
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; r++)
-          OCTAVO_UNROLL
-          for (int v = 0; v < kKeyVectors; v++)
-            store(output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kKeyVectors) store(output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
       }
     if constexpr (kRows > 1) blend<fewer_rows(kRows)>(tile, row, num_rows, chunk, from, to, work, output);
   }
@@ -304,8 +302,7 @@ class Attention {
     const long block = from / p_.block_size * p_.block_size;
     const Row* a[kRows];
     auto add = [&](long position, long count, const T* panel) {
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; r++) a[r] = work.weights + (row + r) * kChunk + (position - chunk);
+      OCTAVO_FOR (r, kRows) a[r] = work.weights + (row + r) * kChunk + (position - chunk);
       const T* const panels[1] = {panel};
       multiply<Panel>(a, panels, count, p_.head_dim, sums);
     };

@@ -51,7 +51,8 @@ void rms_norm(void* out, void* sum_out, const void* x, const void* residual, con
   for_rows(num_rows, size, [=](long row) {
     norm_row(static_cast<T*>(out) + row * size, static_cast<T*>(sum_out) + row * size,
              static_cast<const T*>(x) + row * x_stride,
-             residual ? static_cast<const T*>(residual) + row * size : nullptr, static_cast<const T*>(weight), size, eps);
+             residual ? static_cast<const T*>(residual) + row * size : nullptr, static_cast<const T*>(weight), size,
+             eps);
   });
 }
 

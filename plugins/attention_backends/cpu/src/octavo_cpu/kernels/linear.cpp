@@ -35,22 +35,24 @@ void pack(const T* weight, long num_columns, long depth, int depth_group, T* pac
   });
 }
 
-/// What turns sums of int8 products into numbers: one scale for each row of x and each column.
-struct Scales {
-  const float* rows;
-  const float* columns;
-  const int32_t* column_sums;  // of the weights, for targets whose rows have an offset
+/// Rows of x as int8. Each stretch of `kStretch` numbers has a scale of its own, so that one large number does not cost
+/// all others their precision.
+struct Int8Rows {
+  static constexpr long kStretch = 64;
+  const float* scales;     // [num_rows, num_stretches]
+  const int32_t* offsets;  // [num_rows, num_stretches]: what sums of products begin with
+  long num_stretches;
 };
 
 template <class Panel, class A, class Out>
 struct Product {
-  using Sum = typename Panel::Sum;
   Out* out;
   const A* x;
   const typename Panel::Element* weight;
   const float* bias;
   long num_columns, depth, out_stride, x_stride;
-  Scales scales = {};
+  Int8Rows int8 = {};
+  const float* column_scales = nullptr;
 
   /// `kPanels` panels from number `panel` on times `kRows` rows, over the k from `start` on. Sums are kept in
   /// `partial` until all of k is done. Several panels: with few rows one alone does not keep the multipliers busy.
@@ -58,50 +60,57 @@ struct Product {
   void tile(long row, long panel, long start, float* partial, long partial_stride) const {
     const long count = std::min(kDepthBlock, depth - start);
     const A* a[kRows];
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; r++) a[r] = x + (row + r) * x_stride + start;
+    OCTAVO_FOR (r, kRows) a[r] = x + (row + r) * x_stride + start;
     const typename Panel::Element* b[kPanels];
-    OCTAVO_UNROLL
-    for (int i = 0; i < kPanels; i++) b[i] = weight + ((panel + i) * depth + start) * kPanel;
+    OCTAVO_FOR (i, kPanels) b[i] = weight + ((panel + i) * depth + start) * kPanel;
 
-    Sum sums[kPanels][kRows][kVectors] = {};
+    Floats sums[kPanels][kRows][kVectors] = {};
     auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
     if (start)
-      OCTAVO_UNROLL
-      for (int i = 0; i < kPanels; i++)
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; r++)
-          OCTAVO_UNROLL
-          for (int v = 0; v < kVectors; v++) sums[i][r][v] = load_as<Sum>(at(i, r, v));
-    multiply<Panel>(a, b, count, kPanel, sums);
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
+    if constexpr (std::is_same_v<Panel, Int8Panel>)
+      sum_stretches(a, b, row, start, count, sums);
+    else
+      multiply<Panel>(a, b, count, kPanel, sums);
     if (start + count < depth) {
-      OCTAVO_UNROLL
-      for (int i = 0; i < kPanels; i++)
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; r++)
-          OCTAVO_UNROLL
-          for (int v = 0; v < kVectors; v++) std::memcpy(at(i, r, v), &sums[i][r][v], sizeof(Sum));
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) store(at(i, r, v), sums[i][r][v]);
       return;
     }
-    OCTAVO_UNROLL
-    for (int i = 0; i < kPanels; i++)
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; r++)
-        OCTAVO_UNROLL
-        for (int v = 0; v < kVectors; v++)
-          finish(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
+    OCTAVO_FOR (i, kPanels)
+      OCTAVO_FOR (r, kRows)
+        OCTAVO_FOR (v, kVectors) finish(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
   }
 
-  Floats scaled(long, long, Floats sums) const { return sums; }
-
-  /// Scales and sums of columns are padded to whole panels.
-  Floats scaled(long row, long column, Ints sums) const {
-    if constexpr (Int8Panel::kOffset) sums -= Int8Panel::kOffset * load_as<Ints>(scales.column_sums + column);
-    return __builtin_convertvector(sums, Floats) * (scales.rows[row] * load(scales.columns + column));
+  /// `multiply` for int8: exact within a stretch, in float32 over all stretches.
+  template <int kRows, int kPanels>
+  void sum_stretches(const A* const (&a)[kRows], const typename Panel::Element* const (&b)[kPanels], long row,
+                     long start, long count, Floats (&sums)[kPanels][kRows][kVectors]) const {
+    for (long k = 0; k < count; k += Int8Rows::kStretch) {
+      const long stretch = row * int8.num_stretches + (start + k) / Int8Rows::kStretch;
+      const A* rows[kRows];
+      OCTAVO_FOR (r, kRows) rows[r] = a[r] + k;
+      const typename Panel::Element* panels[kPanels];
+      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel;
+      Ints products[kPanels][kRows][kVectors];
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} + int8.offsets[stretch + r * int8.num_stretches];
+      multiply<Panel>(rows, panels, std::min(Int8Rows::kStretch, count - k), kPanel, products);
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors)
+            sums[i][r][v] +=
+                __builtin_convertvector(products[i][r][v], Floats) * int8.scales[stretch + r * int8.num_stretches];
+    }
   }
 
-  void finish(long row, long column, Sum sums) const {
-    const Floats result = scaled(row, column, sums);
+  /// A vector of sums becomes numbers of the output. Scales of columns are padded to whole panels.
+  void finish(long row, long column, Floats result) const {
+    if (column_scales) result = result * load(column_scales + column);
     Out* to = out + row * out_stride;
     if (column + kLanes <= num_columns) {
       store(to + column, bias ? result + load(bias + column) : result);
@@ -132,7 +141,7 @@ struct Product {
     const long block_rows = std::max<long>(fitting / kMaxRows, 1) * kMaxRows;
     const long num_blocks = (num_rows + block_rows - 1) / block_rows;
     const long share = num_panels * num_blocks / (kItemsPerThread * num_threads());
-    const long group = std::clamp<long>(share / kFewRowsPanels * kFewRowsPanels, kFewRowsPanels, num_panels);
+    const long group = std::max<long>(share / kFewRowsPanels, 1) * kFewRowsPanels;
     const long num_groups = (num_panels + group - 1) / group;
     parallel(num_groups * num_blocks, [&](long item) {
       const long row = item / num_groups * block_rows, first = item % num_groups * group;
@@ -157,9 +166,14 @@ struct Product {
 template <class Panel, class A, class Out>
 void product(void* out, const A* x, const void* weight, const float* bias, long num_rows, long num_columns, long depth,
              long out_stride, long x_stride) {
-  Product<Panel, A, Out>{static_cast<Out*>(out), x,     static_cast<const typename Panel::Element*>(weight),
-                         bias,                   num_columns, depth,
-                         out_stride,             x_stride}
+  Product<Panel, A, Out>{static_cast<Out*>(out),
+                         x,
+                         static_cast<const typename Panel::Element*>(weight),
+                         bias,
+                         num_columns,
+                         depth,
+                         out_stride,
+                         x_stride}
       .compute(num_rows);
 }
 
@@ -187,42 +201,65 @@ void dispatch(int weight_dtype, const Out* x, void* out, const void* weight, con
   if constexpr (std::is_same_v<Out, BFloat16>) {
 #if defined(__AVX512BF16__)
     if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, BFloat16, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
+      return product<BFloat16Panel, BFloat16, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride,
+                                                   x_stride);
 #endif
     const float* wide = widened(x, num_rows, depth, x_stride);
     if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride, depth);
+      return product<BFloat16Panel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride,
+                                                depth);
     return product<FloatPanel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride, depth);
   } else {
     if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
+      return product<BFloat16Panel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride,
+                                                x_stride);
     return product<FloatPanel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
   }
 }
 
-/// A row of x as int8, so that its largest number becomes 127; returns the scale.
+/// A stretch of a row as int8, its largest number as 127; returns the scale, and the offset in `offset`.
 template <class T>
-float quantize(const T* x, long depth, Int8Panel::Row* to) {
+float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
   float most = 0;
-  for (long k = 0; k < depth; k++) most = std::max(most, std::abs(widen(x[k])));
-  const float inverse = most > 0 ? 127 / most : 0;
-  bool is_number = true;  // NaN has no int8: such a row is all NaN
-  for (long k = 0; k < depth; k++) {
-    const float value = widen(x[k]);
-    is_number &= value == value;
-    to[k] = Int8Panel::Row(int(std::lrint(value == value ? value * inverse : 0)) + Int8Panel::kOffset);
+  bool is_number = true;  // NaN has no int8: such a stretch is all NaN
+  for (long k = 0; k < count; k++) {
+    most = std::max(most, std::abs(widen(x[k])));
+    is_number &= widen(x[k]) == widen(x[k]);
   }
+  const float inverse = most > 0 ? 127 / most : 0;
+  int sum = 0;
+  for (long k = 0; k < count; k++) {
+    const int rounded = is_number ? int(std::lrint(widen(x[k]) * inverse)) : 0;
+    to[k] = Int8Panel::Row(rounded);
+    sum += rounded;
+  }
+  offset = -Int8Panel::kOffset * sum;
   return is_number ? most / 127 : NAN;
 }
 
 template <class T>
-void int8_product(const T* x, void* out, const int8_t* weight, const float* scales, const int32_t* sums,
-                  const float* bias, long num_rows, long num_columns, long depth, long out_stride, long x_stride) {
-  Int8Panel::Row* rows = scratch<Int8Panel::Row, struct Rows>(num_rows * depth);
-  float* row_scales = scratch<float, struct RowScales>(num_rows);
-  for_rows(num_rows, [&](long r) { row_scales[r] = quantize(x + r * x_stride, depth, rows + r * depth); });
-  Product<Int8Panel, Int8Panel::Row, T>{static_cast<T*>(out), rows,  weight, bias, num_columns, depth, out_stride,
-                                        depth, {row_scales, scales, sums}}
+void int8_product(const T* x, void* out, const uint8_t* weight, const float* scales, const float* bias, long num_rows,
+                  long num_columns, long depth, long out_stride, long x_stride) {
+  constexpr long kStretch = Int8Rows::kStretch;
+  const long num_stretches = (depth + kStretch - 1) / kStretch;
+  Int8Panel::Row* numbers = scratch<Int8Panel::Row, struct Numbers>(num_rows * depth);
+  float* row_scales = scratch<float, struct RowScales>(num_rows * num_stretches);
+  int32_t* offsets = scratch<int32_t, struct Offsets>(num_rows * num_stretches);
+  for_rows(num_rows, [&](long row) {
+    for (long k = 0, i = row * num_stretches; k < depth; k += kStretch, i++)
+      row_scales[i] =
+          quantize(x + row * x_stride + k, std::min(kStretch, depth - k), numbers + row * depth + k, offsets[i]);
+  });
+  Product<Int8Panel, Int8Panel::Row, T>{static_cast<T*>(out),
+                                        numbers,
+                                        weight,
+                                        bias,
+                                        num_columns,
+                                        depth,
+                                        out_stride,
+                                        depth,
+                                        {row_scales, offsets, num_stretches},
+                                        scales}
       .compute(num_rows);
 }
 
@@ -235,34 +272,36 @@ extern "C" int64_t octavo_packed_columns(int64_t num_columns) { return (num_colu
 
 extern "C" void octavo_pack(const void* weight, int dtype, int64_t num_columns, int64_t depth, void* packed) {
   if (dtype == OCTAVO_BFLOAT16)
-    pack(static_cast<const BFloat16*>(weight), num_columns, depth, BFloat16Panel::kGroup, static_cast<BFloat16*>(packed));
+    pack(static_cast<const BFloat16*>(weight), num_columns, depth, BFloat16Panel::kGroup,
+         static_cast<BFloat16*>(packed));
   else
     pack(static_cast<const float*>(weight), num_columns, depth, FloatPanel::kGroup, static_cast<float*>(packed));
 }
 
-extern "C" void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype, const float* bias,
-                              int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride,
-                              int64_t x_stride) {
+extern "C" void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype,
+                              const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
+                              int64_t out_stride, int64_t x_stride) {
   if (dtype == OCTAVO_BFLOAT16)
-    dispatch(weight_dtype, static_cast<const BFloat16*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
+    dispatch(weight_dtype, static_cast<const BFloat16*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride,
+             x_stride);
   else
-    dispatch(weight_dtype, static_cast<const float*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
+    dispatch(weight_dtype, static_cast<const float*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride,
+             x_stride);
 }
 
-extern "C" void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, int8_t* packed,
-                                 int32_t* column_sums) {
-  pack(weight, num_columns, depth, Int8Panel::kGroup, packed);
-  for (long column = 0; column < num_columns; column++) {
-    column_sums[column] = 0;
-    for (long k = 0; k < depth; k++) column_sums[column] += weight[column * depth + k];
-  }
+extern "C" void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed) {
+  pack(reinterpret_cast<const uint8_t*>(weight), num_columns, depth, Int8Panel::kGroup, packed);
+  const long size = octavo_packed_columns(num_columns) * depth;
+  for (long i = 0; i < size; i++) packed[i] = uint8_t(packed[i] + Int8Panel::kOffset);
 }
 
-extern "C" void octavo_linear_int8(void* out, const void* x, int dtype, const int8_t* weight, const float* scales,
-                                   const int32_t* column_sums, const float* bias, int64_t num_rows,
-                                   int64_t num_columns, int64_t depth, int64_t out_stride, int64_t x_stride) {
+extern "C" void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
+                                   const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
+                                   int64_t out_stride, int64_t x_stride) {
   if (dtype == OCTAVO_BFLOAT16)
-    int8_product(static_cast<const BFloat16*>(x), out, weight, scales, column_sums, bias, num_rows, num_columns, depth, out_stride, x_stride);
+    int8_product(static_cast<const BFloat16*>(x), out, weight, scales, bias, num_rows, num_columns, depth, out_stride,
+                 x_stride);
   else
-    int8_product(static_cast<const float*>(x), out, weight, scales, column_sums, bias, num_rows, num_columns, depth, out_stride, x_stride);
+    int8_product(static_cast<const float*>(x), out, weight, scales, bias, num_rows, num_columns, depth, out_stride,
+                 x_stride);
 }

@@ -23,7 +23,7 @@ namespace octavo {
 namespace {
 
 constexpr auto kPatience = std::chrono::microseconds(200);  // how long an idle thread looks for work before it sleeps
-constexpr int kLooks = 64;  // looks between two readings of the clock
+constexpr int kLooks = 64;                                  // looks between two readings of the clock
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)

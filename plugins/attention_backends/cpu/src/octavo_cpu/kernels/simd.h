@@ -13,12 +13,13 @@
 #include <immintrin.h>
 #endif
 
-// Loops over the registers of a tile must vanish, or the tile lives in memory.
+// A loop over the registers of a tile. It must be unrolled, or the tile lives in memory.
 #if defined(__clang__)
 #define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 32")
 #endif
+#define OCTAVO_FOR(index, count) OCTAVO_UNROLL for (int index = 0; index < (count); index++)
 
 namespace octavo {
 

@@ -13,40 +13,32 @@ namespace octavo {
 /// A panel of float32: row k is a few vectors at `data + k * stride`.
 struct FloatPanel {
   using Element = float;
-  using Sum = Floats;
   static constexpr int kGroup = 1;  // rows of k that lie together
 
   template <int kRows, int kVectors>
   static inline void step(const float* const (&a)[kRows], long k, const float* b, Floats (&sums)[kRows][kVectors]) {
     Floats columns[kVectors];
-    OCTAVO_UNROLL
-    for (int v = 0; v < kVectors; v++) columns[v] = load(b + v * kLanes);
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; r++)
-      OCTAVO_UNROLL
-      for (int v = 0; v < kVectors; v++) sums[r][v] += a[r][k] * columns[v];
+    OCTAVO_FOR (v, kVectors) columns[v] = load(b + v * kLanes);
+    OCTAVO_FOR (r, kRows)
+      OCTAVO_FOR (v, kVectors) sums[r][v] += a[r][k] * columns[v];
   }
 };
 
 /// A panel of bfloat16 in pairs: rows k and k + 1 lie interleaved, column by column, so that a 32-bit lane holds both.
 struct BFloat16Panel {
   using Element = BFloat16;
-  using Sum = Floats;
   static constexpr int kGroup = 2;
 
   template <int kRows, int kVectors>
   static inline void step(const float* const (&a)[kRows], long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
     Floats even[kVectors], odd[kVectors];
-    OCTAVO_UNROLL
-    for (int v = 0; v < kVectors; v++) {
+    OCTAVO_FOR (v, kVectors) {
       const Ints pairs = load_as<Ints>(b + v * 2 * kLanes);
       even[v] = (Floats)(pairs << 16);
       odd[v] = (Floats)(pairs & int32_t(0xffff0000));
     }
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; r++)
-      OCTAVO_UNROLL
-      for (int v = 0; v < kVectors; v++) {
+    OCTAVO_FOR (r, kRows)
+      OCTAVO_FOR (v, kVectors) {
         sums[r][v] += a[r][k] * even[v];
         sums[r][v] += a[r][k + 1] * odd[v];
       }
@@ -57,14 +49,10 @@ struct BFloat16Panel {
   static inline void step(const BFloat16* const (&a)[kRows], long k, const BFloat16* b,
                           Floats (&sums)[kRows][kVectors]) {
     __m512bh columns[kVectors];
-    OCTAVO_UNROLL
-    for (int v = 0; v < kVectors; v++) columns[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * kLanes);
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; r++) {
+    OCTAVO_FOR (v, kVectors) columns[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * kLanes);
+    OCTAVO_FOR (r, kRows) {
       const __m512bh both = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(a[r] + k));
-      OCTAVO_UNROLL
-      for (int v = 0; v < kVectors; v++)
-        sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], both, columns[v]);
+      OCTAVO_FOR (v, kVectors) sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], both, columns[v]);
     }
   }
 #endif
@@ -72,12 +60,11 @@ struct BFloat16Panel {
 
 /// A panel of int8 in groups of 4 rows of k where the target multiplies unsigned with signed bytes, else of 2.
 ///
-/// Rows are int8 too, kept as what the multiplication wants: bytes with 128 added, or 16-bit numbers.
+/// For the former 128 is added to the weights; rows, which are int8 too, are kept as what the multiplication wants.
 struct Int8Panel {
-  using Element = int8_t;
-  using Sum = Ints;
+  using Element = uint8_t;
 #if defined(__AVX512VNNI__)
-  using Row = uint8_t;
+  using Row = int8_t;
   static constexpr int kGroup = 4, kOffset = 128;
 #else
   using Row = int16_t;
@@ -85,10 +72,9 @@ struct Int8Panel {
 #endif
 
   template <int kRows, int kVectors>
-  static inline void step(const Row* const (&a)[kRows], long k, const int8_t* b, Ints (&sums)[kRows][kVectors]) {
-    OCTAVO_UNROLL
-    for (int v = 0; v < kVectors; v++) {
-      const int8_t* column = b + v * kGroup * kLanes;
+  static inline void step(const Row* const (&a)[kRows], long k, const uint8_t* b, Ints (&sums)[kRows][kVectors]) {
+    OCTAVO_FOR (v, kVectors) {
+      const uint8_t* column = b + v * kGroup * kLanes;
 #if defined(__AVX512VNNI__)
       const __m512i weights = _mm512_loadu_si512(column);
 #elif defined(__AVX512F__)
@@ -100,11 +86,10 @@ struct Int8Panel {
       const Ints pairs = __builtin_convertvector(load_as<Shorts>(column), Ints);
       const Ints even = pairs << 24 >> 24, odd = pairs >> 8;
 #endif
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; r++) {
+      OCTAVO_FOR (r, kRows) {
 #if defined(__AVX512VNNI__)
         const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a[r] + k));
-        sums[r][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][v], row, weights);
+        sums[r][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][v], weights, row);
 #elif defined(__AVX512F__)
         const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a[r] + k));
         sums[r][v] += (Ints)_mm512_madd_epi16(row, weights);
@@ -129,13 +114,11 @@ using RowElement = float;
 #endif
 
 /// sums[i][r] += a[r][0 … depth) · panel i. `stride`: elements from one row of a panel to the next.
-template <class Panel, class A, int kRows, int kPanels, int kVectors>
+template <class Panel, class A, class Sum, int kRows, int kPanels, int kVectors>
 inline void multiply(const A* const (&a)[kRows], const typename Panel::Element* const (&panels)[kPanels], long depth,
-                     long stride,
-                     typename Panel::Sum (&sums)[kPanels][kRows][kVectors]) {
+                     long stride, Sum (&sums)[kPanels][kRows][kVectors]) {
   for (long k = 0; k < depth; k += Panel::kGroup)
-    OCTAVO_UNROLL
-    for (int i = 0; i < kPanels; i++) Panel::template step<kRows, kVectors>(a, k, panels[i] + k * stride, sums[i]);
+    OCTAVO_FOR (i, kPanels) Panel::template step<kRows, kVectors>(a, k, panels[i] + k * stride, sums[i]);
 }
 
 constexpr int kRegisters = kLanes == 16 ? 32 : 16;
