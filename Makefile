@@ -1,4 +1,4 @@
-# make run · make chat · make test · make lint: each sets up .venv first if it is missing or out of date.
+# make run · make chat · make test · make lint · make sanitize: each sets up .venv first if it is missing or out of date.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,11 +6,12 @@ PYTHON ?= python3
 DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 # xgrammar brings transformers and triton, so the quick start does without it.
 QUICK := $(filter-out plugins/structured_output/xgrammar,$(DISTRIBUTIONS))
+NATIVE := plugins/attention_backends/cpu
 CPP := $(wildcard plugins/*/*/src/*/kernels/*.h plugins/*/*/src/*/kernels/*.cpp plugins/*/*/tests/sanitized/*.cpp)
 MANIFESTS := constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: run chat test unit lint clean
+.PHONY: run chat test unit lint sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/octavo generate "The capital of France is" "Water boils at" "The opposite of hot is" --temperature 0 --max-tokens 24
@@ -30,6 +31,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
+
+# Random calls of the native kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+sanitize:
+	mkdir -p build
+	for kind in address,undefined thread; do \
+		$(CXX) -std=c++17 -O1 -g -pthread -march=native -fsanitize=$$kind -fno-sanitize-recover=all \
+			-I $(NATIVE)/src/octavo_cpu/kernels $(NATIVE)/src/octavo_cpu/kernels/*.cpp $(NATIVE)/tests/sanitized/driver.cpp \
+			-o build/driver-$$kind && build/driver-$$kind 12 || exit 1; \
+	done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -57,7 +57,7 @@ def int8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         scale = rows.float().abs().amax(dim=1, keepdim=True) / 127
         return (rows.float() / scale).round().double() * scale.double()
 
-    stretches = torch.cat([rounded(stretch) for stretch in x.split(64, dim=1)], dim=1)
+    stretches = torch.cat([rounded(stretch) for stretch in x.split(32, dim=1)], dim=1)
     return (stretches @ rounded(weight).T).to(x.dtype)
 
 

@@ -47,7 +47,7 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """A linear layer's product in int8: weights with a scale for each output, inputs with one for each 64 in a row.
+    """A linear layer's product in int8: weights with a scale for each output, inputs with one for each 32 in a row.
 
     A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1); scales for
     short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861, section 4).

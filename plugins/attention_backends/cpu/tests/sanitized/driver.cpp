@@ -78,6 +78,29 @@ void try_linear(int dtype, int weight_dtype) {
     }
 }
 
+void try_int8(int dtype) {
+  const long rows = pick(0, 20), columns = pick(1, 70), depth = 4 * pick(1, pick(0, 3) ? 40 : 600);
+  Numbers x(dtype, normal(rows * depth));
+  std::vector<int8_t> weight(columns * depth);
+  for (int8_t& w : weight) w = int8_t(pick(-127, 127));
+  std::vector<float> scales(octavo_packed_columns(columns)), bias = normal(columns);
+  for (long c = 0; c < columns; c++) scales[c] = 1.0f / (c + 100);
+  std::vector<uint8_t> packed(octavo_packed_columns(columns) * depth);
+  Numbers out(dtype, std::vector<float>(rows * columns));
+  octavo_pack_int8(weight.data(), columns, depth, packed.data());
+  octavo_linear_int8(out.data(), x.data(), dtype, packed.data(), scales.data(), bias.data(), rows, columns, depth,
+                     columns, depth);
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < columns; c++) {
+      double sum = 0, rounding = 0;
+      for (long k = 0; k < depth; k++) {
+        sum += double(x[r * depth + k]) * weight[c * depth + k];
+        rounding += std::abs(weight[c * depth + k]) * 4.5 / 254;  // half a step, were the largest number 4.5
+      }
+      expect_near(out[r * columns + c], bias[c] + sum * scales[c], OCTAVO_FLOAT32, rounding * scales[c] * 1e5, "int8");
+    }
+}
+
 void try_attention(int dtype) {
   const long kv_heads = pick(1, 3), heads = kv_heads * pick(1, 4), size = 16 * pick(1, 4), block = 16 * pick(1, 3);
   const long num_seqs = pick(1, 3), window = pick(0, 1) ? pick(1, 200) : 0;
@@ -203,6 +226,7 @@ int main(int, char** arguments) {
     for (int dtype : {OCTAVO_FLOAT32, OCTAVO_BFLOAT16}) {
       try_linear(dtype, OCTAVO_FLOAT32);
       try_linear(dtype, OCTAVO_BFLOAT16);
+      try_int8(dtype);
       try_attention(dtype);
       try_elementwise(dtype);
     }

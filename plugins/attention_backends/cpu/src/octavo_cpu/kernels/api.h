@@ -52,7 +52,7 @@ void octavo_linear(void* out, const void* x, int dtype, const void* weight, int 
 void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed);
 
 /// `octavo_linear` in int8: weights with a scale for each column, `scales` [octavo_packed_columns(num_columns)]; rows
-/// of x are turned into int8 on the way, each stretch of 64 numbers with the scale of its largest.
+/// of x are turned into int8 on the way, each stretch of 32 numbers with the scale of its largest.
 void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
                         const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride,
                         int64_t x_stride);

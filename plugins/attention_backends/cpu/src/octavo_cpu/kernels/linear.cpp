@@ -18,7 +18,7 @@ constexpr int kPanel = kVectors * kLanes;  // columns in a panel
 constexpr int kMaxRows = most_rows(kVectors);
 constexpr long kDepthBlock = 2048;    // k summed before sums go through memory; fixed, so that the order is too
 constexpr int kFewRowsPanels = 4;     // panels that one row goes over at a time
-constexpr long kItemsPerThread = 4;   // so that a thread that is slowed down leaves its share to the others
+constexpr long kItemsPerThread = 16;  // so that a thread that is slowed down leaves its share to the others
 constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
 
 /// Panel after panel; in each the rows of k, `depth_group` of them interleaved. Columns that do not exist are zero.
@@ -38,7 +38,7 @@ void pack(const T* weight, long num_columns, long depth, int depth_group, T* pac
 /// Rows of x as int8. Each stretch of `kStretch` numbers has a scale of its own, so that one large number does not cost
 /// all others their precision.
 struct Int8Rows {
-  static constexpr long kStretch = 64;
+  static constexpr long kStretch = 32;
   const float* scales;     // [num_rows, num_stretches]
   const int32_t* offsets;  // [num_rows, num_stretches]: what sums of products begin with
   long num_stretches;
@@ -141,7 +141,8 @@ struct Product {
     const long block_rows = std::max<long>(fitting / kMaxRows, 1) * kMaxRows;
     const long num_blocks = (num_rows + block_rows - 1) / block_rows;
     const long share = num_panels * num_blocks / (kItemsPerThread * num_threads());
-    const long group = std::max<long>(share / kFewRowsPanels, 1) * kFewRowsPanels;
+    const long unit = num_rows < 3 ? kFewRowsPanels : 1;
+    const long group = std::max<long>(share / unit, 1) * unit;
     const long num_groups = (num_panels + group - 1) / group;
     parallel(num_groups * num_blocks, [&](long item) {
       const long row = item / num_groups * block_rows, first = item % num_groups * group;
