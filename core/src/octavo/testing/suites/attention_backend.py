@@ -144,7 +144,7 @@ class AttentionBackendSuite(PluginSuite):
             self.check(case, [more] * len(lengths))
 
     def test_head_sizes_and_groups_of_heads(self, head_dim: int) -> None:
-        for num_kv_heads, group in ((1, 1), (1, 5), (4, 1), (2, 3)):
+        for num_kv_heads, group in ((1, 1), (1, 5), (4, 1), (2, 3), (1, 71)):
             case = self.case(self.layer(num_kv_heads, group, head_dim), [9, 20])
             self.check(case, [8, 15])
             self.check(case, [1, 5])

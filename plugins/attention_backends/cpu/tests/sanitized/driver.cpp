@@ -102,7 +102,8 @@ void try_int8(int dtype) {
 }
 
 void try_attention(int dtype) {
-  const long kv_heads = pick(1, 3), heads = kv_heads * pick(1, 4), size = 16 * pick(1, 4), block = 16 * pick(1, 3);
+  const long kv_heads = pick(1, 3), heads = kv_heads * (pick(0, 5) ? pick(1, 4) : pick(40, 110)),
+             size = 16 * pick(1, 4), block = 16 * pick(1, 3);
   const long num_seqs = pick(1, 3), window = pick(0, 1) ? pick(1, 200) : 0;
   std::vector<int32_t> starts{0}, lens;
   long most = 0;

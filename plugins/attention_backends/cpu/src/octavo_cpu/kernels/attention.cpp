@@ -4,12 +4,13 @@
 //
 // Attention is summed as in Rabe and Staats (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135): chunk by chunk of
 // keys, with a running maximum. Chunks, and the spans that threads share out, begin at fixed positions, and a masked
-// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it
-// comes.
+// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it is.
 //
-// The cache of one layer is keys, then values; each [num_blocks, num_kv_heads, block_size, head_dim] in elements:
-//   keys    panels of 16 tokens; in each the dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16,
-//   kGroup] values  tokens in groups of `kGroup`: [block_size / kGroup, head_dim, kGroup]
+// The cache of one layer is keys, then values, each with a page for each block and KV head:
+//
+//   keys:   panels of 16 tokens, dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16, kGroup]
+//   values: tokens in groups of `kGroup`: [block_size / kGroup, head_dim, kGroup]
+//
 // so that scores are 16 keys at a time, and neither keys nor values are gathered.
 
 #include <algorithm>
@@ -30,9 +31,9 @@ constexpr int kTileRows = 48;      // rows (queries times heads) that go over th
 constexpr int kKeyVectors = kKeys / kLanes;
 constexpr int kMaxRows = most_rows(kKeyVectors);
 
-/// Consecutive queries of one sequence, with all heads that read one KV head. Row = query * group + head.
+/// Consecutive queries of one sequence, with heads that read one KV head. Row = query * num_heads + head.
 struct Tile {
-  int sequence, kv_head;
+  int sequence, kv_head, first_head, num_heads;
   long first_token;     // in the flat batch
   long first_position;  // in the sequence
   int num_queries;
@@ -120,7 +121,7 @@ class Attention {
     }
   }
 
-  int rows_of(const Tile& tile) const { return tile.num_queries * group_; }
+  int rows_of(const Tile& tile) const { return tile.num_queries * tile.num_heads; }
   long end_of(const Tile& tile) const { return tile.first_position + tile.num_queries; }
   long first_key(long position) const { return p_.sliding_window ? std::max(0L, position - p_.sliding_window + 1) : 0; }
   long first_span(const Tile& tile) const { return first_key(tile.first_position) / kSpan; }
@@ -128,13 +129,16 @@ class Attention {
 
   std::vector<Tile> cut() const {
     std::vector<Tile> tiles;
-    const int most = std::max(1, kTileRows / group_);
     for (int s = 0; s < p_.num_seqs; s++) {
       const long start = p_.query_start[s], num_queries = p_.query_start[s + 1] - start;
       const long position = p_.seq_lens[s] - num_queries;
-      for (long q = 0; q < num_queries; q += most)
-        for (int head = 0; head < p_.num_kv_heads; head++)
-          tiles.push_back({s, head, start + q, position + q, int(std::min<long>(most, num_queries - q))});
+      for (int kv_head = 0; kv_head < p_.num_kv_heads; kv_head++)
+        for (int first = 0; first < group_; first += kTileRows) {
+          const int num_heads = std::min(kTileRows, group_ - first), most = kTileRows / num_heads;
+          for (long q = 0; q < num_queries; q += most)
+            tiles.push_back({s, kv_head, kv_head * group_ + first, num_heads, start + q, position + q,
+                             int(std::min<long>(most, num_queries - q))});
+        }
     }
     return tiles;
   }
@@ -202,9 +206,9 @@ class Attention {
 
   void gather_queries(const Tile& tile, const Workspace& work, const Row** rows) const {
     for (int r = 0; r < rows_of(tile); r++) {
-      const long head = tile.kv_head * group_ + r % group_;
-      const T* query =
-          static_cast<const T*>(p_.query) + (tile.first_token + r / group_) * p_.query_stride + head * p_.head_dim;
+      const long head = tile.first_head + r % tile.num_heads;
+      const T* query = static_cast<const T*>(p_.query) + (tile.first_token + r / tile.num_heads) * p_.query_stride +
+                       head * p_.head_dim;
       if constexpr (std::is_same_v<T, Row>) {
         rows[r] = query;
       } else {
@@ -251,9 +255,9 @@ class Attention {
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int r = 0; r < num_rows; r++) {
-      const long position = tile.first_position + r / group_;
+      const long position = tile.first_position + r / tile.num_heads;
       const int first = int(first_key(position) - chunk), last = int(position - chunk);
-      const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.kv_head * group_ + r % group_] : 0.0f;
+      const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.first_head + r % tile.num_heads] : 0.0f;
       float* scores = work.scores + r * kChunk;
       Floats most = splat(-INFINITY);
       for (long k = begin; k < end; k += kLanes) {
@@ -328,14 +332,14 @@ class Attention {
 
   void finish(const Tile& tile, const Sums& sums) const {
     for (int r = 0; r < rows_of(tile); r++) {
-      const long head = tile.kv_head * group_ + r % group_;
+      const long head = tile.first_head + r % tile.num_heads;
       float factor = 1.0f, total = sums.total[r];
       if (p_.sinks) {
         const float maximum = std::max(sums.maximum[r], p_.sinks[head]);
         factor = std::exp(sums.maximum[r] - maximum);
         total = total * factor + std::exp(p_.sinks[head] - maximum);
       }
-      T* out = static_cast<T*>(p_.out) + (tile.first_token + r / group_) * p_.out_stride + head * p_.head_dim;
+      T* out = static_cast<T*>(p_.out) + (tile.first_token + r / tile.num_heads) * p_.out_stride + head * p_.head_dim;
       for (long d = 0; d < p_.head_dim; d += kLanes)
         store(out + d, load(sums.output + r * p_.head_dim + d) * (factor / total));
     }
