@@ -46,6 +46,11 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch):
     assert "CXX is 'no-such-compiler', which is not there" in build.unavailable()
 
 
+def test_windows_has_none(monkeypatch):
+    monkeypatch.setattr(build.sys, "platform", "win32")
+    assert "no CPU kernels for Windows" in build.unavailable()
+
+
 def test_what_a_compiler_complains_of_is_shown(monkeypatch, tmp_path):
     says = 'case "$1" in --version) echo fake 1;; *) echo "x.cpp:1: error: no such luck" >&2; exit 1;; esac'
     monkeypatch.setenv("CXX", compiler_that(tmp_path, says))

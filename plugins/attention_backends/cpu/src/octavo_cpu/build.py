@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,6 +17,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from functools import lru_cache
@@ -82,6 +82,8 @@ def library(isa: str = "auto", settings: tuple[str, ...] = SETTINGS) -> Path:
 
     Raises `BuildError` if there is none and no compiler, or if compiling fails.
     """
+    if sys.platform == "win32":
+        raise BuildError("there are no CPU kernels for Windows yet; Linux and macOS have them")
     if isa == "auto":
         isa = detect_isa()
     ready = PREBUILT / f"octavo-cpu-{platform.machine().lower()}-{isa}.so"
@@ -130,6 +132,8 @@ def _folder() -> Generator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
+    import fcntl  # not on every platform, and this module is imported wherever the plugin is installed
+
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process that holds it
         yield
