@@ -18,11 +18,13 @@ class PackedLinear:
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
         """`weight` [out, in]; `in` is even."""
-        self._linear, self._dtype = kernels.linear, DTYPES[weight.dtype]
+        self._kernel = kernels.linear
         self._out, self._in = weight.shape
         weight = weight.contiguous()
         self._packed = torch.empty(kernels.packed_columns(self._out) * self._in, dtype=weight.dtype)
-        kernels.pack(weight.data_ptr(), self._dtype, self._out, self._in, self._packed.data_ptr())
+        kernels.pack(weight.data_ptr(), DTYPES[weight.dtype], self._out, self._in, self._packed.data_ptr())
+        self._how = DTYPES[weight.dtype]
+        """What the kernel has to know of the packed weight."""
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
@@ -30,12 +32,12 @@ class PackedLinear:
         if bias is not None:
             bias = bias.float()
         out = torch.empty(x.shape[0], self._out, dtype=x.dtype)
-        self._linear(
+        self._kernel(
             out.data_ptr(),
             x.data_ptr(),
             DTYPES[x.dtype],
             self._packed.data_ptr(),
-            self._dtype,
+            self._how,
             None if bias is None else bias.data_ptr(),
             x.shape[0],
             self._out,
@@ -46,7 +48,7 @@ class PackedLinear:
         return out
 
 
-class Int8Linear:
+class Int8Linear(PackedLinear):
     """A linear layer's product in int8: weights with a scale for each output, inputs with one for each 32 in a row.
 
     A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1); scales for
@@ -55,7 +57,7 @@ class Int8Linear:
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
         """`weight` [out, in], floating point; `in` is a multiple of 4."""
-        self._linear = kernels.linear_int8
+        self._kernel = kernels.linear_int8
         self._out, self._in = weight.shape
         num_columns = kernels.packed_columns(self._out)
         scales = weight.float().abs().amax(dim=1) / 127
@@ -64,27 +66,7 @@ class Int8Linear:
         self._scales[: self._out] = scales
         self._packed = torch.empty(num_columns * self._in, dtype=torch.uint8)
         kernels.pack_int8(rounded.data_ptr(), self._out, self._in, self._packed.data_ptr())
-
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`x` [num_tokens, in] to [num_tokens, out]."""
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        if bias is not None:
-            bias = bias.float()
-        out = torch.empty(x.shape[0], self._out, dtype=x.dtype)
-        self._linear(
-            out.data_ptr(),
-            x.data_ptr(),
-            DTYPES[x.dtype],
-            self._packed.data_ptr(),
-            self._scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            x.shape[0],
-            self._out,
-            self._in,
-            self._out,
-            x.stride(0),
-        )
-        return out
+        self._how = self._scales.data_ptr()
 
 
 class FusedRMSNorm:
