@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from octavo.nn import apply_rotary
 from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear
+from octavo_cpu.plugin import CPUOptions
+from octavo_cpu.transform import use_kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -125,3 +127,11 @@ def test_what_is_not_a_number_stays_in_its_row(kernels):
     x[1, 3] = torch.nan
     for out in (FusedSiluAndMul(kernels)(x), FusedRMSNorm(kernels, torch.ones(32), 1e-5)(x, None)):
         assert out.isnan().any(dim=1).tolist() == [False, True, False]
+
+
+def test_a_model_that_the_kernels_cannot_serve_stays_as_it_is():
+    options = CPUOptions()
+    for model in (torch.nn.ReLU(), torch.nn.Linear(4, 4, dtype=torch.float16)):
+        before = list(model.state_dict())
+        assert use_kernels(model, options) is model
+        assert list(model.state_dict()) == before

@@ -24,8 +24,8 @@ def use_kernels(model: Any, options: Any) -> Any:
 
     Weights are packed one after the other and the originals given back, so that no second copy of all exists.
     """
-    parameter = next(model.parameters())
-    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not options.kernels:
+    parameter = next(iter(model.parameters()), None)
+    if parameter is None or parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not options.kernels:
         return model
     reason = unavailable()
     if reason is not None:
@@ -43,15 +43,17 @@ def _warn_once(reason: str) -> None:
 
 
 def _serve(module: torch.nn.Module, kernels: Kernels, int8: bool) -> None:
-    if isinstance(module, Projection):
+    """Give one layer its kernel, unless it has one from elsewhere."""
+    if isinstance(module, Projection) and module.kernel is None and module.weight.dtype in DTYPES:
         depth = module.weight.shape[1]
         if int8 and depth % 4 == 0:
             module.take_over(Int8Linear(kernels, module.weight))
         elif depth % 2 == 0:  # bfloat16 is multiplied in pairs
             module.take_over(PackedLinear(kernels, module.weight))
-    elif isinstance(module, RMSNorm) and module.weight.shape[0] % kernels.num_lanes == 0:
-        module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)
-    elif isinstance(module, SiluAndMul):
+    elif isinstance(module, RMSNorm) and module.kernel is None and module.weight.dtype in DTYPES:
+        if module.weight.shape[0] % kernels.num_lanes == 0:
+            module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)
+    elif isinstance(module, SiluAndMul) and module.kernel is None:
         module.kernel = FusedSiluAndMul(kernels)
-    elif isinstance(module, Rotate):
+    elif isinstance(module, Rotate) and module.kernel is None:
         module.kernel = InPlaceRotate(kernels)
