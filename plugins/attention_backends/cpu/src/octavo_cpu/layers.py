@@ -79,6 +79,7 @@ class FusedRMSNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # [..., size]
+        assert x.dtype == self._weight.dtype, "a norm's input and weight are of one dtype"
         shape = x.shape
         if x.dim() != 2 or x.stride(1) != 1:
             x = x.reshape(-1, self._size)
