@@ -68,10 +68,16 @@ def schemas() -> list[NamedSchema]:
 
 
 def w1(num_requests: int, vocab_size: int, seed: int = 0) -> list[RandomRequest]:
-    """Random ids; 32 to 512 of them in, 32 to 256 out, both uniform."""
-    draw = random.Random(seed)
-    sizes = [(draw.randint(32, 512), draw.randint(32, 256)) for _ in range(num_requests)]
-    return [RandomRequest(tuple(draw.randrange(vocab_size) for _ in range(i)), o) for i, o in sizes]
+    """32 to 511 random ids in, 32 to 255 out, both uniform; 18,983 and 9,469 for 64 requests of seed 0.
+
+    Drawn as `octavo bench` and `benchmarks/compare` draw it: ids from 50 on, at most 48,999.
+    """
+    draw, requests = random.Random(seed), []
+    for _ in range(num_requests):
+        num_ids = draw.randrange(32, 512)
+        ids = tuple(draw.randrange(50, min(vocab_size, 49_000)) for _ in range(num_ids))
+        requests.append(RandomRequest(ids, draw.randrange(32, 256)))
+    return requests
 
 
 def _lines(name: str) -> list[dict[str, Any]]:
