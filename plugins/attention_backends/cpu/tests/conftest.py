@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_cpu.build import ISAS, detect_isa
+from octavo_cpu.build import supported_isas
 from octavo_cpu.library import Kernels, load_kernels
 
-_BEST = list(ISAS).index(detect_isa())
 
-
-@pytest.fixture(params=list(ISAS)[_BEST:])
+@pytest.fixture(params=supported_isas())
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The kernels of each instruction set that this machine has, on three threads."""
     kernels = load_kernels(request.param)

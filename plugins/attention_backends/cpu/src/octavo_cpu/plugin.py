@@ -16,7 +16,7 @@ class CPUOptions(Section, frozen=True):
     """`plugins.cpu.…`"""
 
     isa: Annotated[
-        Literal["auto", "avx512_bf16", "avx512", "avx2", "portable"],
+        Literal["auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"],
         Meta(description="Instruction set of the kernels; auto: the best that the processor has."),
     ] = "auto"
     kernels: Annotated[

@@ -15,11 +15,10 @@ namespace {
 
 constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;  // columns in a panel
-constexpr int kMaxRows = most_rows(kVectors);
-constexpr long kDepthBlock = 2048;    // k summed before sums go through memory; fixed, so that the order is too
-constexpr int kFewRowsPanels = 4;     // panels that one row goes over at a time
-constexpr long kItemsPerThread = 16;  // so that a thread that is slowed down leaves its share to the others
-constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
+constexpr long kDepthBlock = 2048;         // k summed before sums go through memory; fixed, so that the order is too
+constexpr int kMostPanels = 4;             // panels that few rows go over at a time
+constexpr long kItemsPerThread = 16;       // so that a thread that is slowed down leaves its share to the others
+constexpr long kRowsBytes = 1 << 18;       // rows of x that are worked on together should stay in the L2 cache
 
 /// Panel after panel; in each the rows of k, `depth_group` of them interleaved. Columns that do not exist are zero.
 template <class T>
@@ -44,15 +43,39 @@ struct Int8Rows {
   long num_stretches;
 };
 
-template <class Panel, class A, class Out>
+/// Where results go, and what becomes of a sum before.
+struct Output {
+  void* to;
+  int dtype;
+  long stride, num_columns;
+  const float* bias;              // or null
+  const float* scales = nullptr;  // of columns, padded to whole panels; or null
+
+  void put(long row, long column, Floats result) const {
+    if (scales) result = result * load(scales + column);
+    if (dtype == OCTAVO_BFLOAT16)
+      put_as(static_cast<BFloat16*>(to) + row * stride, column, result);
+    else
+      put_as(static_cast<float*>(to) + row * stride, column, result);
+  }
+
+  template <class T>
+  void put_as(T* out, long column, Floats result) const {
+    if (column + kLanes <= num_columns) return store(out + column, bias ? result + load(bias + column) : result);
+    for (long c = column; c < num_columns; c++)
+      out[c] = narrow<T>(bias ? result[c - column] + bias[c] : result[c - column]);
+  }
+};
+
+template <class Panel, class A>
 struct Product {
-  Out* out;
+  Output out;
   const A* x;
   const typename Panel::Element* weight;
-  const float* bias;
-  long num_columns, depth, out_stride, x_stride;
+  long depth, x_stride;
   Int8Rows int8 = {};
-  const float* column_scales = nullptr;
+
+  static constexpr int kMaxRows = most_rows(kVectors, std::is_same_v<Panel, Int8Panel> ? 2 : 1);
 
   /// `kPanels` panels from number `panel` on times `kRows` rows, over the k from `start` on. Sums are kept in
   /// `partial` until all of k is done. Several panels: with few rows one alone does not keep the multipliers busy.
@@ -82,7 +105,7 @@ struct Product {
     }
     OCTAVO_FOR (i, kPanels)
       OCTAVO_FOR (r, kRows)
-        OCTAVO_FOR (v, kVectors) finish(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
+        OCTAVO_FOR (v, kVectors) out.put(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
   }
 
   /// `multiply` for int8: exact within a stretch, in float32 over all stretches.
@@ -108,40 +131,43 @@ struct Product {
     }
   }
 
-  /// A vector of sums becomes numbers of the output. Scales of columns are padded to whole panels.
-  void finish(long row, long column, Floats result) const {
-    if (column_scales) result = result * load(column_scales + column);
-    Out* to = out + row * out_stride;
-    if (column + kLanes <= num_columns) {
-      store(to + column, bias ? result + load(bias + column) : result);
-      return;
-    }
-    for (long c = column; c < num_columns; c++)
-      to[c] = narrow<Out>(bias ? result[c - column] + bias[c] : result[c - column]);
-  }
+  /// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
+  static constexpr int panels_at_once(int num_rows) { return std::clamp((kMaxRows - 1) / num_rows, 1, kMostPanels); }
 
   /// Rows from `row` to `end` times the panels from `first` to `last`; `partial` is where the first of them begins.
-  template <int kRows = kMaxRows>
   void rows(long row, long end, long first, long last, long start, float* partial, long partial_stride) const {
-    constexpr int kPanels = kRows == 1 ? kFewRowsPanels : kRows == 2 ? kFewRowsPanels / 2 : 1;
-    for (; row + kRows <= end; row += kRows, partial += kRows * partial_stride) {
-      long panel = first;
-      for (; panel + kPanels <= last; panel += kPanels)
-        tile<kRows, kPanels>(row, panel, start, partial + (panel - first) * kPanel, partial_stride);
+    while (row < end) {
+      const long num_tiles = (end - row + kMaxRows - 1) / kMaxRows;
+      const int count = int((end - row + num_tiles - 1) / num_tiles);  // none much smaller than the others
+      tiles<kMaxRows>(count, row, first, last, start, partial, partial_stride);
+      row += count;
+      partial += count * partial_stride;
+    }
+  }
+
+  /// `count` rows, which are at most `kRows`.
+  template <int kRows>
+  void tiles(int count, long row, long first, long last, long start, float* partial, long partial_stride) const {
+    if constexpr (kRows > 1)
+      if (count < kRows) return tiles<kRows - 1>(count, row, first, last, start, partial, partial_stride);
+    constexpr int kPanels = panels_at_once(kRows);
+    long panel = first;
+    for (; panel + kPanels <= last; panel += kPanels)
+      tile<kRows, kPanels>(row, panel, start, partial + (panel - first) * kPanel, partial_stride);
+    if constexpr (kPanels > 1)
       for (; panel < last; panel++)
         tile<kRows, 1>(row, panel, start, partial + (panel - first) * kPanel, partial_stride);
-    }
-    if constexpr (kRows > 1) rows<fewer_rows(kRows)>(row, end, first, last, start, partial, partial_stride);
   }
 
   /// All rows. An item is a block of rows, which stays in the L2 cache, times some panels.
   void compute(long num_rows) const {
-    const long num_panels = (num_columns + kPanel - 1) / kPanel;
+    if (num_rows == 0) return;
+    const long num_panels = (out.num_columns + kPanel - 1) / kPanel;
     const long fitting = kRowsBytes / (std::min(depth, kDepthBlock) * long(sizeof(A)));
     const long block_rows = std::max<long>(fitting / kMaxRows, 1) * kMaxRows;
     const long num_blocks = (num_rows + block_rows - 1) / block_rows;
     const long share = num_panels * num_blocks / (kItemsPerThread * num_threads());
-    const long unit = num_rows < 3 ? kFewRowsPanels : 1;
+    const long unit = num_rows > kMaxRows ? 1 : panels_at_once(int(num_rows));
     const long group = std::max<long>(share / unit, 1) * unit;
     const long num_groups = (num_panels + group - 1) / group;
     parallel(num_groups * num_blocks, [&](long item) {
@@ -154,7 +180,7 @@ struct Product {
     const long stride = (last - first) * kPanel;
     float* partial = depth > kDepthBlock ? scratch<float, Product>((end - row) * stride) : nullptr;
     for (long start = 0; start < depth; start += kDepthBlock) {
-      if (end - row < 3) {
+      if (end - row <= kMaxRows) {
         rows(row, end, first, last, start, partial, stride);
         continue;
       }
@@ -163,20 +189,6 @@ struct Product {
     }
   }
 };
-
-template <class Panel, class A, class Out>
-void product(void* out, const A* x, const void* weight, const float* bias, long num_rows, long num_columns, long depth,
-             long out_stride, long x_stride) {
-  Product<Panel, A, Out>{static_cast<Out*>(out),
-                         x,
-                         static_cast<const typename Panel::Element*>(weight),
-                         bias,
-                         num_columns,
-                         depth,
-                         out_stride,
-                         x_stride}
-      .compute(num_rows);
-}
 
 /// `convert(row)` for all rows, by several threads where it pays.
 template <class Convert>
@@ -187,7 +199,7 @@ void for_rows(long num_rows, const Convert& convert) {
   });
 }
 
-/// Bfloat16 rows as float32, for targets that cannot multiply bfloat16.
+/// Bfloat16 rows as float32.
 float* widened(const BFloat16* x, long num_rows, long depth, long stride) {
   float* wide = scratch<float, struct Widened>(num_rows * depth);
   for_rows(num_rows, [&](long row) {
@@ -196,72 +208,49 @@ float* widened(const BFloat16* x, long num_rows, long depth, long stride) {
   return wide;
 }
 
-template <class Out>
-void dispatch(int weight_dtype, const Out* x, void* out, const void* weight, const float* bias, long num_rows,
-              long num_columns, long depth, long out_stride, long x_stride) {
-  if constexpr (std::is_same_v<Out, BFloat16>) {
-#if defined(__AVX512BF16__)
-    if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, BFloat16, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride,
-                                                   x_stride);
-#endif
-    const float* wide = widened(x, num_rows, depth, x_stride);
-    if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride,
-                                                depth);
-    return product<FloatPanel, float, Out>(out, wide, weight, bias, num_rows, num_columns, depth, out_stride, depth);
-  } else {
-    if (weight_dtype == OCTAVO_BFLOAT16)
-      return product<BFloat16Panel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride,
-                                                x_stride);
-    return product<FloatPanel, float, Out>(out, x, weight, bias, num_rows, num_columns, depth, out_stride, x_stride);
-  }
-}
-
 /// A stretch of a row as int8, its largest number as 127; returns the scale, and the offset in `offset`.
 template <class T>
 float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
-  float most = 0;
-  bool is_number = true;  // NaN has no int8: such a stretch is all NaN
-  for (long k = 0; k < count; k++) {
-    most = std::max(most, std::abs(widen(x[k])));
-    is_number &= widen(x[k]) == widen(x[k]);
+  typedef Int8Panel::Row Rows __attribute__((vector_size(kLanes * sizeof(Int8Panel::Row))));
+  float padded[Int8Rows::kStretch] = {};
+  long k = 0;
+  for (; k + kLanes <= count; k += kLanes) store(padded + k, load(x + k));
+  for (; k < count; k++) padded[k] = widen(x[k]);
+  Floats most = {};
+  Ints is_odd = {};  // infinite, or no number
+  for (k = 0; k < Int8Rows::kStretch; k += kLanes) {
+    const Floats v = load(padded + k);
+    is_odd |= v - v != 0.0f;
+    most = max(most, max(v, -v));
   }
-  const float inverse = most > 0 ? 127 / most : 0;
-  int sum = 0;
-  for (long k = 0; k < count; k++) {
-    const int rounded = is_number ? int(std::lrint(widen(x[k]) * inverse)) : 0;
-    to[k] = Int8Panel::Row(rounded);
+  const float limit = largest(most);
+  const Floats inverse = splat(limit > 0 ? 127 / limit : 0), magic = splat(12582912.0f);  // see exp
+  Ints sum = {};
+  Rows numbers[Int8Rows::kStretch / kLanes];
+  for (k = 0; k < Int8Rows::kStretch; k += kLanes) {
+    const Ints rounded = ~is_odd & ((Ints)(load(padded + k) * inverse + magic) - (Ints)magic);
     sum += rounded;
+    numbers[k / kLanes] = __builtin_convertvector(rounded, Rows);
   }
-  offset = -Int8Panel::kOffset * sum;
-  return is_number ? most / 127 : NAN;
+  std::memcpy(to, numbers, count * sizeof(*to));
+  offset = -Int8Panel::kOffset * total(sum);
+  return total(is_odd) == 0 ? limit / 127 : NAN;  // what has no int8 makes its stretch NaN
 }
 
 template <class T>
-void int8_product(const T* x, void* out, const uint8_t* weight, const float* scales, const float* bias, long num_rows,
-                  long num_columns, long depth, long out_stride, long x_stride) {
+void int8_product(const Output& out, const T* x, const uint8_t* weight, long num_rows, long depth, long x_stride) {
   constexpr long kStretch = Int8Rows::kStretch;
   const long num_stretches = (depth + kStretch - 1) / kStretch;
   Int8Panel::Row* numbers = scratch<Int8Panel::Row, struct Numbers>(num_rows * depth);
-  float* row_scales = scratch<float, struct RowScales>(num_rows * num_stretches);
+  float* scales = scratch<float, struct RowScales>(num_rows * num_stretches);
   int32_t* offsets = scratch<int32_t, struct Offsets>(num_rows * num_stretches);
   for_rows(num_rows, [&](long row) {
     for (long k = 0, i = row * num_stretches; k < depth; k += kStretch, i++)
-      row_scales[i] =
+      scales[i] =
           quantize(x + row * x_stride + k, std::min(kStretch, depth - k), numbers + row * depth + k, offsets[i]);
   });
-  Product<Int8Panel, Int8Panel::Row, T>{static_cast<T*>(out),
-                                        numbers,
-                                        weight,
-                                        bias,
-                                        num_columns,
-                                        depth,
-                                        out_stride,
-                                        depth,
-                                        {row_scales, offsets, num_stretches},
-                                        scales}
-      .compute(num_rows);
+  const Int8Rows int8{scales, offsets, num_stretches};
+  Product<Int8Panel, Int8Panel::Row>{out, numbers, weight, depth, depth, int8}.compute(num_rows);
 }
 
 }  // namespace
@@ -282,12 +271,23 @@ extern "C" void octavo_pack(const void* weight, int dtype, int64_t num_columns, 
 extern "C" void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype,
                               const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
                               int64_t out_stride, int64_t x_stride) {
-  if (dtype == OCTAVO_BFLOAT16)
-    dispatch(weight_dtype, static_cast<const BFloat16*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride,
-             x_stride);
+  const Output output{out, dtype, out_stride, num_columns, bias};
+  const float* wide = static_cast<const float*>(x);
+  if (dtype == OCTAVO_BFLOAT16) {
+    const auto* narrow = static_cast<const BFloat16*>(x);
+#if defined(__AVX512BF16__)
+    if (weight_dtype == OCTAVO_BFLOAT16)
+      return Product<BFloat16Panel, BFloat16>{output, narrow, static_cast<const BFloat16*>(weight), depth, x_stride}
+          .compute(num_rows);
+#endif
+    wide = widened(narrow, num_rows, depth, x_stride);
+    x_stride = depth;
+  }
+  if (weight_dtype == OCTAVO_BFLOAT16)
+    Product<BFloat16Panel, float>{output, wide, static_cast<const BFloat16*>(weight), depth, x_stride}.compute(
+        num_rows);
   else
-    dispatch(weight_dtype, static_cast<const float*>(x), out, weight, bias, num_rows, num_columns, depth, out_stride,
-             x_stride);
+    Product<FloatPanel, float>{output, wide, static_cast<const float*>(weight), depth, x_stride}.compute(num_rows);
 }
 
 extern "C" void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed) {
@@ -299,10 +299,9 @@ extern "C" void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int6
 extern "C" void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
                                    const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
                                    int64_t out_stride, int64_t x_stride) {
+  const Output output{out, dtype, out_stride, num_columns, bias, scales};
   if (dtype == OCTAVO_BFLOAT16)
-    int8_product(static_cast<const BFloat16*>(x), out, weight, scales, bias, num_rows, num_columns, depth, out_stride,
-                 x_stride);
+    int8_product(output, static_cast<const BFloat16*>(x), weight, num_rows, depth, x_stride);
   else
-    int8_product(static_cast<const float*>(x), out, weight, scales, bias, num_rows, num_columns, depth, out_stride,
-                 x_stride);
+    int8_product(output, static_cast<const float*>(x), weight, num_rows, depth, x_stride);
 }

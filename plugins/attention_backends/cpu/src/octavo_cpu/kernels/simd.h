@@ -101,6 +101,12 @@ inline float sum(Floats v) {
   return total;
 }
 
+inline int32_t total(Ints v) {
+  int32_t result = 0;
+  for (int i = 0; i < kLanes; i++) result += v[i];
+  return result;
+}
+
 inline float largest(Floats v) {
   float best = v[0];
   for (int i = 1; i < kLanes; i++) best = v[i] > best ? v[i] : best;

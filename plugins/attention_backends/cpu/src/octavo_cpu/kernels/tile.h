@@ -113,18 +113,28 @@ template <class Panel>
 using RowElement = float;
 #endif
 
+constexpr long kAhead = 4096;  // bytes; the processor's own prefetching stops at the end of a page
+
+inline void prefetch(const void* from) { __builtin_prefetch(static_cast<const char*>(from) + kAhead); }
+
 /// sums[i][r] += a[r][0 … depth) · panel i. `stride`: elements from one row of a panel to the next.
 template <class Panel, class A, class Sum, int kRows, int kPanels, int kVectors>
 inline void multiply(const A* const (&a)[kRows], const typename Panel::Element* const (&panels)[kPanels], long depth,
                      long stride, Sum (&sums)[kPanels][kRows][kVectors]) {
   for (long k = 0; k < depth; k += Panel::kGroup)
-    OCTAVO_FOR (i, kPanels) Panel::template step<kRows, kVectors>(a, k, panels[i] + k * stride, sums[i]);
+    OCTAVO_FOR (i, kPanels) {
+      const auto* row = panels[i] + k * stride;
+      OCTAVO_FOR (v, kVectors) prefetch(row + v * Panel::kGroup * kLanes);
+      Panel::template step<kRows, kVectors>(a, k, row, sums[i]);
+    }
 }
 
 constexpr int kRegisters = kLanes == 16 ? 32 : 16;
 
-/// Rows whose sums fit into registers with one panel of so many vectors, and a row's number.
-constexpr int most_rows(int num_vectors) { return (kRegisters - num_vectors - 2) / num_vectors; }
+/// Rows whose sums fit into registers with one panel of so many vectors, and a row's number; int8 has two sums.
+constexpr int most_rows(int num_vectors, int num_sums = 1) {
+  return (kRegisters - num_vectors - 2) / (num_vectors * num_sums);
+}
 
 /// The next smaller number of rows that there is a tile for: not all, since each costs time to compile.
 constexpr int fewer_rows(int num_rows) { return num_rows > 8 ? 8 : num_rows > 4 ? num_rows - 2 : num_rows - 1; }
