@@ -96,7 +96,9 @@ class StructuredOutputsConfig(Section, frozen=True):
         str, _doc("Grammar backend for requests that name none; auto: the highest priority that has the kind.")
     ] = "auto"
     jump_forward: Annotated[bool, _doc("Propose text that the grammar forces as drafts.")] = True
-    compile_timeout: Annotated[float, Meta(gt=0), _doc("Seconds that the compilation of one grammar may take.")] = 10.0
+    compile_timeout: Annotated[
+        float, Meta(gt=0), _doc("CPU seconds for the compilation of one grammar; waiting included, six times that.")
+    ] = 10.0
     max_compile_bytes: Annotated[
         int, Meta(ge=2**20), _doc("Bytes of memory that the compilation of one grammar may take.")
     ] = 2**30

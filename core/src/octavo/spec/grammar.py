@@ -64,7 +64,8 @@ class GrammarBackend(Protocol):
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile a constraint; called in a background thread, perhaps in several at once.
 
-        It must end within `StructuredOutputsConfig.compile_timeout` seconds and stay within `max_compile_bytes`.
+        It must take no more than `StructuredOutputsConfig.compile_timeout` seconds of CPU, six times that waiting
+        included, and stay within `max_compile_bytes`; `octavo.trial` helps with both.
         Raises `InvalidRequestError` (field `structured_outputs`) for what it cannot compile, or would compile to
         something that does not enforce all of the constraint; the message names the keyword or the limit.
         """
