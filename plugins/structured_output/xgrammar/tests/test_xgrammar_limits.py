@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from octavo.errors import InvalidRequestError
+from octavo.trial import Limits
 from octavo_xgrammar import worker
 from octavo_xgrammar.workers import Workers
 
@@ -68,12 +69,12 @@ def test_a_crash_ends_only_its_own_job(monkeypatch, tmp_path):
     setup = worker.Setup([b"", b"a", b"b"], 3, 8, True, 2**20)
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([*command[:2], str(module)], **options))
-    workers = Workers(1)
-    good, bad = (worker.Job("grammar", f'root ::= "{text}"', False, 2**30, 10) for text in ("a", "crash"))
-    assert workers.ask(setup, good, 30.0).refused is None
+    workers = Workers(1, Limits(10.0, 2**30))
+    good, bad = (worker.Job("grammar", f'root ::= "{text}"', False) for text in ("a", "crash"))
+    assert workers.ask(setup, good).refused is None
     with pytest.raises(InvalidRequestError, match="crashes the compiler"):
-        workers.ask(setup, bad, 30.0)
-    assert workers.ask(setup, good, 30.0).refused is None
+        workers.ask(setup, bad)
+    assert workers.ask(setup, good).refused is None
 
 
 def test_deep_and_long_sources(grammars):
@@ -117,11 +118,12 @@ def test_workers_end_with_their_owner(make_grammars):
 def test_workers_end_with_a_killed_parent():
     code = """
         import sys, time
+        from octavo.trial import Limits
         from octavo_xgrammar import worker
         from octavo_xgrammar.workers import Workers
-        workers = Workers(2)
+        workers = Workers(2, Limits(10.0, 2**30))
         setup = worker.Setup([b"", b"a"], 2, 8, True, 2**20)
-        assert workers.ask(setup, worker.Job("regex", "a", False, 2**30, 10), 60.0).refused is None
+        assert workers.ask(setup, worker.Job("regex", "a", False)).refused is None
         print(*workers.pids, flush=True)
         time.sleep(60)
     """

@@ -5,7 +5,6 @@ Owns: xgrammar's objects. Must never know: logits, batches, how a schema is read
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from octavo.errors import InvalidRequestError
 from octavo.grammar import GrammarProcessor
 from octavo.spec import MaskRows, ProcessorContext
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.trial import Limits
 from octavo_xgrammar.worker import Job, Setup, compile_with
 from octavo_xgrammar.workers import Workers
 
@@ -46,9 +46,11 @@ class XGrammarBackend:
     """Implements `GrammarBackend`."""
 
     def __init__(self, context: ProcessorContext) -> None:
-        self._context, self._options, self._config = context, context.options, context.structured_outputs
+        self._context, self._options = context, context.options
         self._lock = threading.Lock()
-        self._workers = Workers(self._options.num_workers)
+        config = context.structured_outputs
+        limits = Limits(config.compile_timeout / 2, config.max_compile_bytes)  # the other half is for compiling here
+        self._workers = Workers(self._options.num_workers, limits)
 
     @cached_property
     def _vocabulary(self) -> list[bytes]:
@@ -100,10 +102,7 @@ class XGrammarBackend:
         """
         with self._lock:  # each is made once, although many threads may come first
             setup, library, no_tokens = self._setup, self._library, self._no_tokens
-        limits = self._config
-        half = math.ceil(limits.compile_timeout / 2)  # the other half is for compiling here
-        job = Job(params.kind, params.source, params.any_whitespace, limits.max_compile_bytes, half)
-        reply = self._workers.ask(setup, job, limits.compile_timeout)
+        reply = self._workers.ask(setup, Job(params.kind, params.source, params.any_whitespace))
         if reply.refused is not None:
             raise InvalidRequestError("structured_outputs", f"{params.kind}: {reply.refused}")
         compiler, matcher = library.result().compiler, library.result().matcher

@@ -1,35 +1,24 @@
 """A process that compiles grammars to see whether they can be compiled: `python -m octavo_xgrammar.worker`.
 
 C++ that never ends, fills the memory or crashes cannot be stopped in a thread; this process can be killed.
-Owns: its loop, its limits. Must never know: Octavo, torch, who asks.
-
-Frames on stdin and stdout are four bytes of length and MessagePack. The first frame is a `Setup`; then each `Job` is
-answered by a `Reply`. It ends when stdin does.
+Owns: what it is told and answers, in MessagePack. Must never know: its limits, torch, who asks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import math
 import os
 import sys
 import tempfile
-import threading
 import types
+from collections.abc import Callable
 from typing import IO, Any
 
 import msgspec
 
+from octavo.trial import serve
 from octavo_xgrammar.regexes import Refused
 from octavo_xgrammar.sources import Notation, message_of, warning_in
-
-_STACK_BYTES = 4 << 20
-"""Half of what threads usually have, so that what does not overflow here does not in the engine."""
-
-
-_NICENESS = 10
-"""A tenth of a CPU that others want too: little to them, and enough for a grammar of the usual size."""
 
 
 class Setup(msgspec.Struct):
@@ -44,29 +33,12 @@ class Job(msgspec.Struct):
     kind: str
     source: str
     any_whitespace: bool
-    max_bytes: int
-    max_cpu_seconds: int
 
 
 class Reply(msgspec.Struct):
     method: str = ""
     text: str = ""
     refused: str | None = None
-    out_of_memory: bool = False
-
-
-def send(stream: IO[bytes], message: msgspec.Struct) -> None:
-    frame = msgspec.msgpack.encode(message)
-    stream.write(len(frame).to_bytes(4, "little") + frame)
-    stream.flush()
-
-
-def receive(stream: IO[bytes], kind: type[Any]) -> Any:
-    """The next message; None at the end of the stream."""
-    head = stream.read(4)
-    length = int.from_bytes(head, "little")
-    frame = stream.read(length) if len(head) == 4 else b""
-    return msgspec.msgpack.decode(frame, type=kind) if frame and len(frame) == length else None
 
 
 _NOT_NEEDED = {
@@ -126,6 +98,7 @@ class _Worker:
         )
 
     def answer(self, job: Job) -> Reply:
+        """Raises `MemoryError`."""
         self._log.seek(0)
         self._log.truncate()
         try:
@@ -134,52 +107,26 @@ class _Worker:
         except Refused as error:
             return Reply(refused=str(error))
         except MemoryError:
-            return Reply(out_of_memory=True)
+            raise
         except Exception as error:  # whatever it is, it is about this source
             if "bad_alloc" in str(error):
-                return Reply(out_of_memory=True)
+                raise MemoryError from error
             return Reply(refused=message_of(error))
         self._log.seek(0)
         warning = warning_in(self._log.read())
         return Reply(method, text) if warning is None else Reply(refused=f"xgrammar would not enforce it: {warning}")
 
 
-def _limit(job: Job) -> None:
-    """Let the kernel end this process. CPU time is what counts: it may have to wait for others that are busy."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limits = {resource.RLIMIT_CPU: math.ceil(used.ru_utime + used.ru_stime) + job.max_cpu_seconds}
-    with contextlib.suppress(OSError), open("/proc/self/statm") as statm:
-        limits[resource.RLIMIT_AS] = int(statm.read().split()[0]) * resource.getpagesize() + job.max_bytes
-    for kind, limit in limits.items():
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
-
-
-def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        os.dup2(log.fileno(), 2)
-        setup = receive(requests, Setup)
-        worker = _Worker(setup, log)
-        send(replies, Reply())
-        while (job := receive(requests, Job)) is not None:
-            _limit(job)
-            send(replies, worker.answer(job))
+def _start(setup: bytes) -> Callable[[bytes], bytes]:
+    log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (open as long as the process)
+    worker = _Worker(msgspec.msgpack.decode(setup, type=Setup), log)
+    os.dup2(log.fileno(), 2)  # where xgrammar writes its warnings
+    return lambda job: msgspec.msgpack.encode(worker.answer(msgspec.msgpack.decode(job, type=Job)))
 
 
 def main() -> None:
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS)
     sys.setrecursionlimit(20_000)
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing else may write between the frames
-    threading.stack_size(_STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, replies))
-    thread.start()
-    thread.join()
+    serve(_start)
 
 
 if __name__ == "__main__":
