@@ -15,6 +15,7 @@ from octavo.errors import InvalidRequestError, one_line
 from octavo.grammar import GrammarProcessor, vocabulary_of
 from octavo.spec import MaskRows, ProcessorContext
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.trial import Limits
 from octavo_llguidance.engine import GrammarError, compile_grammar, make_tokenizer
 from octavo_llguidance.matcher import Compiled, Matcher
 from octavo_llguidance.rehearsal import Rehearsal
@@ -39,7 +40,7 @@ class _Library:
         self.is_text = np.array([bool(token) for token in tokens])  # [vocab_size]
         self.text_words = _pack(self.is_text)  # [num_words]
         # half the time: what the child compiles, this process compiles again
-        self.rehearsal = Rehearsal(tokens, config.compile_timeout / 2, config.max_compile_bytes)
+        self.rehearsal = Rehearsal(tokens, Limits(config.compile_timeout / 2, config.max_compile_bytes))
 
 
 class LLGuidanceBackend:

@@ -1,4 +1,4 @@
-"""Calls of llguidance that both this process and its rehearsing children make. Imports neither Octavo nor numpy.
+"""Calls of llguidance that both this process and its rehearsing children make. Imports neither torch nor numpy.
 
 Owns: the tokenizer that llguidance is given, its limits, what makes a grammar fit for use. Must never know: requests,
 schemas, stop tokens, the life of a child.

@@ -1,66 +1,32 @@
 """The program of a child process: compiles grammars that may take for ever, or all memory, or the process with them.
 
-Owns: the limits that it sets itself. Must never know: Octavo.
-Run by `octavo_llguidance.rehearsal`, and ended by the end of its input.
+Owns: what it is told and answers, in JSON. Must never know: its limits, who asks. Run by `octavo_llguidance.rehearsal`.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
-import resource
-import signal
-import sys
-import threading
-from typing import Any, BinaryIO
+from collections.abc import Callable
 
+from octavo.trial import serve
 from octavo_llguidance.engine import GrammarError, compile_grammar, make_tokenizer
 
 
-def main() -> None:
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    tokens, max_seconds, max_bytes, stack_bytes = pickle.load(source)
-    tokenizer = make_tokenizer(tokens)
-    _limit_memory(max_bytes + stack_bytes)
-    threading.stack_size(stack_bytes)
-    while (grammar := _read(source)) is not None:
-        outcome: list[Any] = []
-        signal.setitimer(signal.ITIMER_REAL, max_seconds)  # ends the process: nothing interrupts a compilation
-        thread = threading.Thread(target=_compile, args=(tokenizer, grammar, outcome))
+def _start(setup: bytes) -> Callable[[bytes], bytes]:
+    """From the tokens, as text in Latin-1, to what says of a grammar what is wrong with it: null, or a message."""
+    tokenizer = make_tokenizer([token.encode("latin-1") for token in json.loads(setup)])
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent says what became of the child
+
+    def answer(job: bytes) -> bytes:
         try:
-            thread.start()
-        except RuntimeError:  # no memory for its stack is left
-            os.abort()
-        thread.join()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        pickle.dump(outcome[0], sink)
-        sink.flush()
+            compile_grammar(tokenizer, json.loads(job))
+        except GrammarError as error:
+            return json.dumps(str(error)).encode()
+        return b"null"
 
-
-def _compile(tokenizer: Any, grammar: str, outcome: list[str | None]) -> None:
-    try:
-        compile_grammar(tokenizer, grammar)
-        outcome.append(None)
-    except GrammarError as error:
-        outcome.append(str(error))
-
-
-def _limit_memory(max_bytes: int) -> None:
-    """`max_bytes` beyond what this process has mapped now. A crash leaves no core file: it is expected."""
-    with open("/proc/self/statm") as statm:
-        mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = mapped + max_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def _read(source: BinaryIO) -> str | None:
-    try:
-        return pickle.load(source)
-    except EOFError:
-        return None
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(_start)
