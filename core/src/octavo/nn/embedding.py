@@ -5,6 +5,8 @@ Owns: which rows of the vocabulary a rank holds. Must never know: tokenizers, sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -16,7 +18,12 @@ from octavo.spec import ModelContext
 
 
 class VocabEmbedding(nn.Module):
-    """Token ids to vectors. Each rank holds an equal range of ids; the last one's is filled up with zeros."""
+    """Token ids to vectors. Each rank holds an equal range of ids; the last one's is filled up with zeros.
+
+    A model transform may set `lookup`, which then finds the rows of the weight that this rank holds.
+    """
+
+    lookup: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, vocab_size: int, size: int, context: ModelContext) -> None:
         super().__init__()
@@ -28,11 +35,14 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 -> [num_tokens, size]
         if self._communicator.world_size == 1:
-            return functional.embedding(x, self.weight)
+            return self._rows(x)
         rows = x - self.first_row
         elsewhere = (rows < 0) | (rows >= self.num_rows)
-        out = functional.embedding(rows.masked_fill(elsewhere, 0), self.weight)
+        out = self._rows(rows.masked_fill(elsewhere, 0))
         return self._communicator.all_reduce(out.masked_fill(elsewhere[:, None], 0))
+
+    def _rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(rows, self.weight) if self.lookup is None else self.lookup(rows)
 
     def load_weight(self, parameter: str, tensor: torch.Tensor, shard: int | None = None) -> None:
         """Keep this rank's rows of the whole `[vocab_size, size]` tensor."""

@@ -151,8 +151,11 @@ def _yarn_attention_factor(p: RotaryParameters) -> float:
 class RotaryEmbedding(nn.Module):
     """The table of cosines and sines for positions 0 … max_model_len - 1, float32.
 
-    A model looks the batch's positions up once and rotates with the result in every layer.
+    A model looks the batch's positions up once and rotates with the result in every layer. A model transform may set
+    `lookup`, which then does that.
     """
+
+    lookup: Callable[[torch.Tensor], Rotation] | None = None
 
     cos: torch.Tensor  # [max_model_len, rotary_dim / 2]
     sin: torch.Tensor
@@ -166,6 +169,8 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rotation:  # [num_tokens]
         """Cosines and sines for `apply_rotary`, each [num_tokens, 1, rotary_dim / 2]."""
+        if self.lookup is not None:
+            return self.lookup(positions)
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 

@@ -5,13 +5,15 @@ Owns: the way from tensors to the kernel's arguments. Must never know: how atten
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 
 from octavo.spec import AttentionLayerParams, AttentionMetadataInputs, FullAttentionSpec, KVCacheSpec
 from octavo_cpu.library import DTYPES, AttentionCall, load_kernels
+
+STEP_FIELDS = ("slot_mapping", "block_table", "query_start", "seq_lens", "block_table_stride", "num_seqs")
+"""Arguments of the kernel that are another for each step, and not determined by its number of tokens."""
 
 
 class StepCall:
@@ -29,15 +31,6 @@ class StepCall:
             num_seqs=inputs.seq_lens.shape[0],
             block_size=inputs.block_size,
         )
-        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
-
-    def slopes(self, layer: AttentionLayerParams) -> int | None:
-        """Address of the layer's alibi slopes, float32 [num_heads]."""
-        if layer.alibi_slopes is None:
-            return None
-        if layer.alibi_slopes not in self._slopes:
-            self._slopes[layer.alibi_slopes] = torch.tensor(layer.alibi_slopes, dtype=torch.float32)
-        return self._slopes[layer.alibi_slopes].data_ptr()
 
 
 class CPUAttentionBackend:
@@ -49,6 +42,8 @@ class CPUAttentionBackend:
     def __init__(self, options: Any = None) -> None:
         """`options`: a `CPUOptions`, or None for the defaults."""
         self._kernels = load_kernels(options.isa if options else "auto")
+        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
+        """Alibi slopes of layers, float32 [num_heads]."""
 
     def kv_shape(self, spec: KVCacheSpec, num_blocks: int) -> tuple[int, ...]:
         """Keys and then values; how a page is laid out is the kernel's own affair."""
@@ -80,10 +75,18 @@ class CPUAttentionBackend:
         call.num_heads, call.num_kv_heads, call.head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         call.sliding_window, call.soft_cap = layer.sliding_window or 0, layer.soft_cap or 0.0
         call.scale, call.dtype = layer.scale, DTYPES[query.dtype]
-        call.alibi_slopes = metadata.slopes(layer)
+        call.alibi_slopes = self._slopes_of(layer)
         call.sinks = None if sinks is None else sinks.data_ptr()
-        self._kernels.attention(ctypes.byref(call))
+        self._kernels.attention(call)
         return out
+
+    def _slopes_of(self, layer: AttentionLayerParams) -> int | None:
+        """Address of the layer's alibi slopes."""
+        if layer.alibi_slopes is None:
+            return None
+        if layer.alibi_slopes not in self._slopes:
+            self._slopes[layer.alibi_slopes] = torch.tensor(layer.alibi_slopes, dtype=torch.float32)
+        return self._slopes[layer.alibi_slopes].data_ptr()
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -51,8 +51,8 @@ class BuildError(OctavoError):
 def supported_isas() -> list[str]:
     """The instruction sets of `ISAS` that the processor has, best first.
 
-    Intel's cores start a bfloat16 dot product every other cycle, but two float32 FMAs every cycle (85 against 170 GFLOP/s
-    on a core of Sapphire Rapids), so that bfloat16 widened in registers goes first there.
+    Intel's cores start a bfloat16 dot product every other cycle, but two float32 FMAs every cycle (85 against 170
+    GFLOP/s on a core of Sapphire Rapids), so that bfloat16 widened in registers goes first there.
     """
     processor = _processor()
     found = [isa for isa, needed in ISAS.items() if set(processor.get("flags", "").split()).issuperset(needed)]

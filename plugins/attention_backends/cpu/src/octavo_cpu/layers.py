@@ -10,40 +10,54 @@ from __future__ import annotations
 import torch
 
 from octavo.nn import Rotation, apply_rotary
-from octavo_cpu.library import DTYPES, Kernels
+from octavo_cpu.library import (
+    DTYPES,
+    WEIGHT_DTYPES,
+    GatherCall,
+    Kernels,
+    LinearCall,
+    RMSNormCall,
+    RotateCall,
+    SiluAndMulCall,
+)
 
 
 class PackedLinear:
     """A linear layer's product over a packed copy of its weight. A row's result does not depend on other rows."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
-        """`weight` [out, in]; `in` is even."""
-        self._kernel = kernels.linear
+        """`weight` [out, in]; `in` is even, for int8 a multiple of 4."""
+        self._linear = kernels.linear
         self._out, self._in = weight.shape
         weight = weight.contiguous()
+        self._weight_dtype = WEIGHT_DTYPES[weight.dtype]
         self._packed = torch.empty(kernels.packed_columns(self._out) * self._in, dtype=weight.dtype)
-        kernels.pack(weight.data_ptr(), DTYPES[weight.dtype], self._out, self._in, self._packed.data_ptr())
-        self._how = DTYPES[weight.dtype]
-        """What the kernel has to know of the packed weight."""
+        kernels.pack(weight.data_ptr(), self._weight_dtype, self._out, self._in, self._packed.data_ptr())
+        self._scales: torch.Tensor | None = None
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The layer's bias, and the same in float32."""
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
         x = x if x.stride(-1) == 1 else x.contiguous()
-        if bias is not None:
-            bias = bias.float()
+        if bias is not None and (self._bias is None or self._bias[0] is not bias):
+            self._bias = (bias, bias.float())
         out = torch.empty(x.shape[0], self._out, dtype=x.dtype)
-        self._kernel(
-            out.data_ptr(),
-            x.data_ptr(),
-            DTYPES[x.dtype],
-            self._packed.data_ptr(),
-            self._how,
-            None if bias is None else bias.data_ptr(),
-            x.shape[0],
-            self._out,
-            self._in,
-            self._out,
-            x.stride(0),
+        self._linear(
+            LinearCall(
+                out=out.data_ptr(),
+                x=x.data_ptr(),
+                weight=self._packed.data_ptr(),
+                scales=None if self._scales is None else self._scales.data_ptr(),
+                bias=None if bias is None or self._bias is None else self._bias[1].data_ptr(),
+                dtype=DTYPES[x.dtype],
+                weight_dtype=self._weight_dtype,
+                num_rows=x.shape[0],
+                num_columns=self._out,
+                depth=self._in,
+                out_stride=self._out,
+                x_stride=x.stride(0),
+            )
         )
         return out
 
@@ -57,16 +71,10 @@ class Int8Linear(PackedLinear):
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
         """`weight` [out, in], floating point; `in` is a multiple of 4."""
-        self._kernel = kernels.linear_int8
-        self._out, self._in = weight.shape
-        num_columns = kernels.packed_columns(self._out)
         scales = weight.float().abs().amax(dim=1) / 127
-        rounded = (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
-        self._scales = torch.zeros(num_columns)
-        self._scales[: self._out] = scales
-        self._packed = torch.empty(num_columns * self._in, dtype=torch.uint8)
-        kernels.pack_int8(rounded.data_ptr(), self._out, self._in, self._packed.data_ptr())
-        self._how = self._scales.data_ptr()
+        super().__init__(kernels, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8))
+        self._scales = torch.zeros(kernels.packed_columns(len(scales)))
+        self._scales[: len(scales)] = scales
 
 
 class FusedRMSNorm:
@@ -80,27 +88,34 @@ class FusedRMSNorm:
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # [..., size]
         assert x.dtype == self._weight.dtype, "a norm's input and weight are of one dtype"
-        shape = x.shape
-        if x.dim() != 2 or x.stride(1) != 1:
-            x = x.reshape(-1, self._size)
+        group, stride = 1, self._size
+        if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == self._size:
+            group, stride = x.shape[1], x.stride(0)
+        elif x.dim() == 2 and x.stride(1) == 1:
+            stride = x.stride(0)
+        else:
+            x = x.contiguous()
         out = torch.empty(x.shape, dtype=x.dtype)
         total = None
         if residual is not None:
             residual = residual.contiguous()
             total = torch.empty(x.shape, dtype=x.dtype)
         self._rms_norm(
-            out.data_ptr(),
-            None if total is None else total.data_ptr(),
-            x.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            self._weight.data_ptr(),
-            DTYPES[x.dtype],
-            x.shape[0],
-            self._size,
-            x.stride(0),
-            self._eps,
+            RMSNormCall(
+                out=out.data_ptr(),
+                sum=None if total is None else total.data_ptr(),
+                x=x.data_ptr(),
+                residual=None if residual is None else residual.data_ptr(),
+                weight=self._weight.data_ptr(),
+                dtype=DTYPES[x.dtype],
+                num_rows=out.numel() // self._size,
+                size=self._size,
+                group=group,
+                x_stride=stride,
+                eps=self._eps,
+            )
         )
-        return out.view(shape) if total is None else (out.view(shape), total.view(shape))
+        return out if total is None else (out, total)
 
 
 class FusedSiluAndMul:
@@ -115,7 +130,16 @@ class FusedSiluAndMul:
             gate, up = x.chunk(2, dim=-1)
             return torch.nn.functional.silu(gate) * up
         out = torch.empty(x.shape[0], size, dtype=x.dtype)
-        self._silu_and_mul(out.data_ptr(), x.data_ptr(), DTYPES[x.dtype], x.shape[0], size, x.stride(0))
+        self._silu_and_mul(
+            SiluAndMulCall(
+                out=out.data_ptr(),
+                x=x.data_ptr(),
+                dtype=DTYPES[x.dtype],
+                num_rows=x.shape[0],
+                size=size,
+                x_stride=x.stride(0),
+            )
+        )
         return out
 
 
@@ -133,17 +157,55 @@ class InPlaceRotate:
         if half % self._lanes or any(x.stride(2) != 1 or x.stride(1) != head_dim for x in (query, key)):
             return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
         self._rotate(
-            query.data_ptr(),
-            key.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            DTYPES[query.dtype],
-            query.shape[0],
-            query.shape[1],
-            key.shape[1],
-            head_dim,
-            half,
-            query.stride(0),
-            key.stride(0),
+            RotateCall(
+                query=query.data_ptr(),
+                key=key.data_ptr(),
+                cos=cos.data_ptr(),
+                sin=sin.data_ptr(),
+                dtype=DTYPES[query.dtype],
+                num_tokens=query.shape[0],
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                head_dim=head_dim,
+                half=half,
+                query_stride=query.stride(0),
+                key_stride=key.stride(0),
+            )
         )
         return query, key
+
+
+def gather(kernels: Kernels, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """`table[indices]`: `table` [num_rows, size] contiguous, `indices` [num_tokens] int64, within the table."""
+    out = torch.empty(indices.shape[0], table.shape[1], dtype=table.dtype)
+    kernels.gather(
+        GatherCall(
+            out=out.data_ptr(),
+            table=table.data_ptr(),
+            indices=indices.data_ptr(),
+            num_rows=indices.shape[0],
+            row_bytes=table.shape[1] * table.itemsize,
+        )
+    )
+    return out
+
+
+class TableLookup:
+    """`octavo.nn.VocabEmbedding` of one rank that holds everything."""
+
+    def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
+        self._kernels, self._weight = kernels, weight
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [num_tokens] int64 -> [num_tokens, size]
+        return gather(self._kernels, self._weight, token_ids)
+
+
+class RotationLookup:
+    """`octavo.nn.RotaryEmbedding`."""
+
+    def __init__(self, kernels: Kernels, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._kernels, self._cos, self._sin = kernels, cos, sin
+
+    def __call__(self, positions: torch.Tensor) -> Rotation:  # [num_tokens] int64
+        cos, sin = (gather(self._kernels, table, positions) for table in (self._cos, self._sin))
+        return cos.unsqueeze(1), sin.unsqueeze(1)

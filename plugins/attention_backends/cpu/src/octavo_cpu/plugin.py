@@ -22,6 +22,9 @@ class CPUOptions(Section, frozen=True):
     kernels: Annotated[
         bool, Meta(description="Pack weights after loading, and use the kernels for all layers that they serve.")
     ] = True
+    capture: Annotated[
+        bool, Meta(description="Record a forward pass that consists of kernels, and replay it without Python.")
+    ] = True
     quantization: Annotated[
         Literal["none", "int8"],
         Meta(description="int8: weights and the inputs of linear layers in 8 bits; faster and smaller, less exact."),

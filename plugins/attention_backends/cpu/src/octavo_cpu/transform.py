@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 
-from octavo.nn import Projection, RMSNorm, Rotate, SiluAndMul
+from octavo.nn import Projection, RMSNorm, RotaryEmbedding, Rotate, SiluAndMul, VocabEmbedding
 from octavo_cpu.build import unavailable
-from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear
+from octavo_cpu.capture import CapturedForward
+from octavo_cpu.layers import (
+    FusedRMSNorm,
+    FusedSiluAndMul,
+    InPlaceRotate,
+    Int8Linear,
+    PackedLinear,
+    RotationLookup,
+    TableLookup,
+)
 from octavo_cpu.library import DTYPES, Kernels, load_kernels
 
 logger = logging.getLogger(__name__)
@@ -34,6 +43,8 @@ def use_kernels(model: Any, options: Any) -> Any:
     kernels = load_kernels(options.isa)
     for module in model.modules():
         _serve(module, kernels, options.quantization == "int8")
+    if options.capture:
+        model.forward = CapturedForward(model, kernels)
     return model
 
 
@@ -57,3 +68,7 @@ def _serve(module: torch.nn.Module, kernels: Kernels, int8: bool) -> None:
         module.kernel = FusedSiluAndMul(kernels)
     elif isinstance(module, Rotate) and module.kernel is None:
         module.kernel = InPlaceRotate(kernels)
+    elif isinstance(module, RotaryEmbedding) and module.lookup is None:
+        module.lookup = RotationLookup(kernels, module.cos, module.sin)
+    elif isinstance(module, VocabEmbedding) and module.lookup is None:
+        module.lookup = TableLookup(kernels, module.weight)

@@ -68,8 +68,9 @@ void try_linear(int dtype, int weight_dtype) {
   Numbers packed(weight_dtype, std::vector<float>(octavo_packed_columns(columns) * depth));
   Numbers out(dtype, std::vector<float>(rows * columns));
   octavo_pack(weight.data(), weight_dtype, columns, depth, packed.data());
-  octavo_linear(out.data(), x.data(), dtype, packed.data(), weight_dtype, bias.data(), rows, columns, depth, columns,
-                depth);
+  const OctavoLinear call{out.data(),   x.data(), packed.data(), nullptr, bias.data(), dtype,
+                          weight_dtype, rows,     columns,       depth,   columns,     depth};
+  octavo_linear(&call);
   for (long r = 0; r < rows; r++)
     for (long c = 0; c < columns; c++) {
       double sum = bias[c];
@@ -87,9 +88,10 @@ void try_int8(int dtype) {
   for (long c = 0; c < columns; c++) scales[c] = 1.0f / (c + 100);
   std::vector<uint8_t> packed(octavo_packed_columns(columns) * depth);
   Numbers out(dtype, std::vector<float>(rows * columns));
-  octavo_pack_int8(weight.data(), columns, depth, packed.data());
-  octavo_linear_int8(out.data(), x.data(), dtype, packed.data(), scales.data(), bias.data(), rows, columns, depth,
-                     columns, depth);
+  octavo_pack(weight.data(), OCTAVO_INT8, columns, depth, packed.data());
+  const OctavoLinear call{out.data(),  x.data(), packed.data(), scales.data(), bias.data(), dtype,
+                          OCTAVO_INT8, rows,     columns,       depth,         columns,     depth};
+  octavo_linear(&call);
   for (long r = 0; r < rows; r++)
     for (long c = 0; c < columns; c++) {
       double sum = 0, rounding = 0;
@@ -183,11 +185,39 @@ void try_attention(int dtype) {
   }
 }
 
+/// A gather of a gather, as a pass that is kept and replayed for other numbers of tokens.
+void try_replay() {
+  const long size = pick(1, 9), num_rows = 20;
+  const std::vector<float> table = normal(num_rows * size);
+  const long bytes = size * 4;
+  OctavoGather first{nullptr, table.data(), nullptr, 0, bytes}, second{nullptr, nullptr, nullptr, 0, bytes};
+  const OctavoCall calls[] = {{OCTAVO_CALL_GATHER, &first}, {OCTAVO_CALL_GATHER, &second}};
+  auto field = [](auto& member) { return reinterpret_cast<int64_t*>(&member); };
+  const OctavoPatch patches[] = {{field(first.out), 1, 0, 0},      {field(first.indices), 2, 0, 0},
+                                 {field(first.num_rows), 0, 0, 1}, {field(second.out), 1, 0, bytes},
+                                 {field(second.table), 1, 0, 0},   {field(second.indices), 3, 0, 0},
+                                 {field(second.num_rows), 0, 0, 1}};
+  for (int i = 0; i < 3; i++) {
+    const long tokens = pick(0, 12);
+    std::vector<int64_t> rows(tokens), again(tokens);
+    for (long t = 0; t < tokens; t++) rows[t] = pick(0, num_rows - 1), again[t] = pick(0, tokens - 1);
+    std::vector<float> arena(2 * tokens * size);
+    auto address = [](auto& memory) { return reinterpret_cast<int64_t>(memory.data()); };
+    const int64_t bases[] = {0, address(arena), address(rows), address(again)};
+    octavo_replay(calls, 2, patches, 7, bases, tokens);
+    for (long t = 0; t < tokens; t++)
+      for (long c = 0; c < size; c++)
+        expect_near(arena[(tokens + t) * size + c], table[rows[again[t]] * size + c], OCTAVO_FLOAT32, 0, "replay");
+  }
+}
+
 void try_elementwise(int dtype) {
   const long lanes = octavo_lanes(), rows = pick(0, 9), size = lanes * pick(1, 9);
   Numbers x(dtype, normal(rows * 2 * size)), residual(dtype, normal(rows * size)), weight(dtype, normal(size));
   Numbers out(dtype, std::vector<float>(rows * size)), sum(dtype, std::vector<float>(rows * size));
-  octavo_rms_norm(out.data(), sum.data(), x.data(), residual.data(), weight.data(), dtype, rows, size, 2 * size, 1e-5f);
+  const OctavoRMSNorm norm{out.data(), sum.data(), x.data(), residual.data(), weight.data(), dtype,
+                           rows,       size,       1,        2 * size,        1e-5};
+  octavo_rms_norm(&norm);
   for (long r = 0; r < rows; r++) {
     double squares = 0;
     for (long i = 0; i < size; i++) {
@@ -198,17 +228,20 @@ void try_elementwise(int dtype) {
     for (long i = 0; i < size; i++)
       expect_near(out[r * size + i], sum[r * size + i] * scale * weight[i], dtype, 1, "norm");
   }
-  octavo_silu_and_mul(out.data(), x.data(), dtype, rows, size, 2 * size);
+  const OctavoSiluAndMul gate{out.data(), x.data(), dtype, rows, size, 2 * size};
+  octavo_silu_and_mul(&gate);
   for (long r = 0; r < rows; r++)
     for (long i = 0; i < size; i++) {
-      const double gate = x[r * 2 * size + i];
-      expect_near(out[r * size + i], gate / (1 + std::exp(-gate)) * x[r * 2 * size + size + i], dtype, 1, "gate");
+      const double g = x[r * 2 * size + i];
+      expect_near(out[r * size + i], g / (1 + std::exp(-g)) * x[r * 2 * size + size + i], dtype, 1, "gate");
     }
   const long heads = pick(1, 3), head = 2 * size + lanes * pick(0, 1);
   Numbers q(dtype, normal(rows * heads * head)), k(dtype, normal(rows * head));
   const Numbers before = q;
   const std::vector<float> cos = normal(rows * size), sin = normal(rows * size);
-  octavo_rotate(q.data(), k.data(), cos.data(), sin.data(), dtype, rows, heads, 1, head, size, heads * head, head);
+  const OctavoRotate rotate{q.data(), k.data(), cos.data(), sin.data(), dtype,        rows,
+                            heads,    1,        head,       size,       heads * head, head};
+  octavo_rotate(&rotate);
   for (long r = 0; r < rows * heads; r++)
     for (long i = 0; i < size; i++) {
       const double a = before[r * head + i], b = before[r * head + size + i], c = cos[r / heads * size + i];
@@ -230,6 +263,7 @@ int main(int, char** arguments) {
       try_int8(dtype);
       try_attention(dtype);
       try_elementwise(dtype);
+      try_replay();
     }
   std::printf("%d rounds, %d failures\n", rounds, failures);
   return failures != 0;

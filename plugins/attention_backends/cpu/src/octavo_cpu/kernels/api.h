@@ -1,14 +1,16 @@
 // The library's C interface. Sizes and strides count elements; a row is contiguous within itself.
 //
 // Owns: names and signatures, which octavo_cpu/library.py repeats. Must never know: how anything is computed.
+//
+// A kernel takes one structure of fields of eight bytes, so that whole passes can be kept and replayed (replay.cpp).
 
 #pragma once
 
 #include <cstdint>
 
-enum { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1 };
+enum { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1, OCTAVO_INT8 = 2 };
 
-/// One layer's attention in one step.
+/// One layer's attention in one step: write its keys and values to their slots, then attend.
 struct OctavoAttention {
   void* out;                                                   // [num_tokens, num_heads, head_dim]
   const void* query;                                           // [num_tokens, num_heads, head_dim]
@@ -26,8 +28,79 @@ struct OctavoAttention {
   int64_t num_tokens, num_seqs, num_blocks;
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t sliding_window;  // 0: none
-  float scale, soft_cap;   // soft_cap 0: none
-  int dtype;
+  int64_t dtype;
+  double scale, soft_cap;  // soft_cap 0: none
+};
+
+/// out [num_rows, num_columns] = x [num_rows, depth] · weightᵀ + bias.
+///
+/// Int8: rows of x are turned into int8 on the way, each stretch of 32 numbers with the scale of its largest.
+struct OctavoLinear {
+  void* out;
+  const void* x;
+  const void* weight;   // packed
+  const float* scales;  // int8: of each column, [octavo_packed_columns(num_columns)]
+  const float* bias;    // [num_columns], or null
+  int64_t dtype, weight_dtype;
+  int64_t num_rows, num_columns, depth, out_stride, x_stride;
+};
+
+/// out [num_rows, size] = sum / rms(sum) · weight, where sum [num_rows, size] = x + residual; without a residual
+/// (null, and then `sum` too) x itself is normalised. `residual` is contiguous; in x, `group` rows lie together, and
+/// the next ones `x_stride` further.
+struct OctavoRMSNorm {
+  void* out;
+  void* sum;
+  const void* x;
+  const void* residual;
+  const void* weight;
+  int64_t dtype, num_rows, size, group, x_stride;
+  double eps;
+};
+
+/// out [num_rows, size] = silu(x[:, :size]) · x[:, size:]
+struct OctavoSiluAndMul {
+  void* out;
+  const void* x;
+  int64_t dtype, num_rows, size, x_stride;
+};
+
+/// Rotate heads in place by the angles of their tokens; `cos` and `sin` are [num_tokens, half].
+struct OctavoRotate {
+  void* query;
+  void* key;
+  const float* cos;
+  const float* sin;
+  int64_t dtype, num_tokens, num_heads, num_kv_heads, head_dim, half, query_stride, key_stride;
+};
+
+/// out [num_rows, row_bytes] = table[indices]
+struct OctavoGather {
+  void* out;
+  const void* table;
+  const int64_t* indices;  // [num_rows]
+  int64_t num_rows, row_bytes;
+};
+
+/// A call that is kept: which kernel, and its structure.
+enum {
+  OCTAVO_CALL_ATTENTION,
+  OCTAVO_CALL_LINEAR,
+  OCTAVO_CALL_RMS_NORM,
+  OCTAVO_CALL_SILU_AND_MUL,
+  OCTAVO_CALL_ROTATE,
+  OCTAVO_CALL_GATHER
+};
+
+struct OctavoCall {
+  int64_t kernel;
+  const void* arguments;
+};
+
+/// A field of a kept call that is another in each pass: bases[base] + constant + per_token · num_tokens.
+struct OctavoPatch {
+  int64_t* field;
+  int64_t base, constant, per_token;
 };
 
 extern "C" {
@@ -35,41 +108,24 @@ extern "C" {
 /// How many threads work on one call, the caller included; 1 until this is called.
 void octavo_set_num_threads(int64_t num_threads);
 
-/// Write the step's keys and values to their slots, then attend.
-void octavo_attention(const OctavoAttention* attention);
+/// Numbers in one vector of the target: `size` and `half` above are multiples of it.
+int64_t octavo_lanes();
 
 /// Columns that a packed weight has: `num_columns`, rounded up to whole panels.
 int64_t octavo_packed_columns(int64_t num_columns);
 
-/// `weight` [num_columns, depth] into `packed` [octavo_packed_columns(num_columns) * depth]. Bfloat16: depth is even.
-void octavo_pack(const void* weight, int dtype, int64_t num_columns, int64_t depth, void* packed);
+/// `weight` [num_columns, depth] into `packed` [octavo_packed_columns(num_columns) * depth].
+/// Bfloat16: depth is even. Int8: depth is a multiple of 4.
+void octavo_pack(const void* weight, int64_t dtype, int64_t num_columns, int64_t depth, void* packed);
 
-/// out [num_rows, num_columns] = x [num_rows, depth] · weightᵀ + bias [num_columns]; `bias` may be null.
-void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype, const float* bias,
-                   int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride, int64_t x_stride);
+void octavo_attention(const OctavoAttention*);
+void octavo_linear(const OctavoLinear*);
+void octavo_rms_norm(const OctavoRMSNorm*);
+void octavo_silu_and_mul(const OctavoSiluAndMul*);
+void octavo_rotate(const OctavoRotate*);
+void octavo_gather(const OctavoGather*);
 
-/// The same for int8; depth is a multiple of 4.
-void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed);
-
-/// `octavo_linear` in int8: weights with a scale for each column, `scales` [octavo_packed_columns(num_columns)]; rows
-/// of x are turned into int8 on the way, each stretch of 32 numbers with the scale of its largest.
-void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
-                        const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth, int64_t out_stride,
-                        int64_t x_stride);
-
-/// Numbers in one vector of the target: sizes of the functions below are multiples of it.
-int64_t octavo_lanes();
-
-/// out [num_rows, size] = sum / rms(sum) · weight, where sum [num_rows, size] = x + residual; without a residual
-/// (null, and then `sum` too) x itself is normalised. `residual` is contiguous.
-void octavo_rms_norm(void* out, void* sum, const void* x, const void* residual, const void* weight, int dtype,
-                     int64_t num_rows, int64_t size, int64_t x_stride, float eps);
-
-/// out [num_rows, size] = silu(x[:, :size]) · x[:, size:]
-void octavo_silu_and_mul(void* out, const void* x, int dtype, int64_t num_rows, int64_t size, int64_t x_stride);
-
-/// Rotate heads in place by the angles of their tokens; `cos` and `sin` are [num_tokens, half].
-void octavo_rotate(void* query, void* key, const float* cos, const float* sin, int dtype, int64_t num_tokens,
-                   int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t half, int64_t query_stride,
-                   int64_t key_stride);
+/// Fill in the patches, then do the calls one after the other.
+void octavo_replay(const OctavoCall* calls, int64_t num_calls, const OctavoPatch* patches, int64_t num_patches,
+                   const int64_t* bases, int64_t num_tokens);
 }

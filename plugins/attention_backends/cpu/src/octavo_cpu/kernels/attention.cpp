@@ -252,6 +252,7 @@ class Attention {
   /// From scores to unnormalised probabilities: scale, cap, bias, mask, exponential.
   void weigh(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work, Sums& sums) const {
     const long begin = (from - chunk) / kLanes * kLanes, end = to - chunk;
+    const float scale = float(p_.scale), cap = float(p_.soft_cap);
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int r = 0; r < num_rows; r++) {
@@ -262,8 +263,8 @@ class Attention {
       Floats most = splat(-INFINITY);
       for (long k = begin; k < end; k += kLanes) {
         const Ints key = lanes + int(k);
-        Floats s = load(scores + k) * p_.scale;
-        if (p_.soft_cap != 0) s = p_.soft_cap * (1.0f - 2.0f / (exp(s * (2.0f / p_.soft_cap)) + 1.0f));
+        Floats s = load(scores + k) * scale;
+        if (cap != 0) s = cap * (1.0f - 2.0f / (exp(s * (2.0f / cap)) + 1.0f));
         if (p_.alibi_slopes) s = s + slope * __builtin_convertvector(key - last, Floats);
         s = octavo::choose((key >= first) & (key <= last), s, splat(-INFINITY));
         most = max(most, s);

@@ -1,8 +1,9 @@
-// What stands between the products of a decoder layer: norm, rotation, gated activation.
+// What stands around the products of a decoder layer: lookup, norm, rotation, gated activation.
 //
 // Owns: these functions. Must never know: models. Computed in float32; rows never influence each other.
 
 #include <algorithm>
+#include <cstring>
 
 #include "api.h"
 #include "pool.h"
@@ -46,24 +47,23 @@ void norm_row(T* out, T* sum_out, const T* x, const T* residual, const T* weight
 }
 
 template <class T>
-void rms_norm(void* out, void* sum_out, const void* x, const void* residual, const void* weight, long num_rows,
-              long size, long x_stride, float eps) {
-  for_rows(num_rows, size, [=](long row) {
-    norm_row(static_cast<T*>(out) + row * size, static_cast<T*>(sum_out) + row * size,
-             static_cast<const T*>(x) + row * x_stride,
-             residual ? static_cast<const T*>(residual) + row * size : nullptr, static_cast<const T*>(weight), size,
-             eps);
+void rms_norm(const OctavoRMSNorm& p) {
+  for_rows(p.num_rows, p.size, [&](long row) {
+    const T* residual = p.residual ? static_cast<const T*>(p.residual) + row * p.size : nullptr;
+    norm_row(static_cast<T*>(p.out) + row * p.size, p.sum ? static_cast<T*>(p.sum) + row * p.size : nullptr,
+             static_cast<const T*>(p.x) + row / p.group * p.x_stride + row % p.group * p.size, residual,
+             static_cast<const T*>(p.weight), p.size, float(p.eps));
   });
 }
 
 template <class T>
-void silu_and_mul(void* out, const void* x, long num_rows, long size, long x_stride) {
-  for_rows(num_rows, size, [=](long row) {
-    const T* gate = static_cast<const T*>(x) + row * x_stride;
-    T* to = static_cast<T*>(out) + row * size;
-    for (long i = 0; i < size; i += kLanes) {
+void silu_and_mul(const OctavoSiluAndMul& p) {
+  for_rows(p.num_rows, p.size, [&](long row) {
+    const T* gate = static_cast<const T*>(p.x) + row * p.x_stride;
+    T* to = static_cast<T*>(p.out) + row * p.size;
+    for (long i = 0; i < p.size; i += kLanes) {
       const Floats g = load(gate + i);
-      store(to + i, rounded<T>(g / (1.0f + exp(-g))) * load(gate + size + i));
+      store(to + i, rounded<T>(g / (1.0f + exp(-g))) * load(gate + p.size + i));
     }
   });
 }
@@ -83,12 +83,11 @@ void rotate_heads(T* heads, long num_heads, long head_dim, const float* cos, con
 }
 
 template <class T>
-void rotate(void* query, void* key, const float* cos, const float* sin, long num_tokens, long num_heads,
-            long num_kv_heads, long head_dim, long half, long query_stride, long key_stride) {
-  for_rows(num_tokens, (num_heads + num_kv_heads) * head_dim, [=](long token) {
-    const float *c = cos + token * half, *s = sin + token * half;
-    rotate_heads(static_cast<T*>(query) + token * query_stride, num_heads, head_dim, c, s, half);
-    rotate_heads(static_cast<T*>(key) + token * key_stride, num_kv_heads, head_dim, c, s, half);
+void rotate(const OctavoRotate& p) {
+  for_rows(p.num_tokens, (p.num_heads + p.num_kv_heads) * p.head_dim, [&](long token) {
+    const float *cos = p.cos + token * p.half, *sin = p.sin + token * p.half;
+    rotate_heads(static_cast<T*>(p.query) + token * p.query_stride, p.num_heads, p.head_dim, cos, sin, p.half);
+    rotate_heads(static_cast<T*>(p.key) + token * p.key_stride, p.num_kv_heads, p.head_dim, cos, sin, p.half);
   });
 }
 
@@ -99,21 +98,24 @@ using octavo::BFloat16;
 
 extern "C" int64_t octavo_lanes() { return octavo::kLanes; }
 
-extern "C" void octavo_rms_norm(void* out, void* sum, const void* x, const void* residual, const void* weight,
-                                int dtype, int64_t num_rows, int64_t size, int64_t x_stride, float eps) {
-  auto* run = dtype == OCTAVO_BFLOAT16 ? octavo::rms_norm<BFloat16> : octavo::rms_norm<float>;
-  run(out, sum, x, residual, weight, num_rows, size, x_stride, eps);
+extern "C" void octavo_rms_norm(const OctavoRMSNorm* p) {
+  auto* run = p->dtype == OCTAVO_BFLOAT16 ? octavo::rms_norm<BFloat16> : octavo::rms_norm<float>;
+  run(*p);
 }
 
-extern "C" void octavo_silu_and_mul(void* out, const void* x, int dtype, int64_t num_rows, int64_t size,
-                                    int64_t x_stride) {
-  auto* run = dtype == OCTAVO_BFLOAT16 ? octavo::silu_and_mul<BFloat16> : octavo::silu_and_mul<float>;
-  run(out, x, num_rows, size, x_stride);
+extern "C" void octavo_silu_and_mul(const OctavoSiluAndMul* p) {
+  auto* run = p->dtype == OCTAVO_BFLOAT16 ? octavo::silu_and_mul<BFloat16> : octavo::silu_and_mul<float>;
+  run(*p);
 }
 
-extern "C" void octavo_rotate(void* query, void* key, const float* cos, const float* sin, int dtype, int64_t num_tokens,
-                              int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t half,
-                              int64_t query_stride, int64_t key_stride) {
-  auto* run = dtype == OCTAVO_BFLOAT16 ? octavo::rotate<BFloat16> : octavo::rotate<float>;
-  run(query, key, cos, sin, num_tokens, num_heads, num_kv_heads, head_dim, half, query_stride, key_stride);
+extern "C" void octavo_rotate(const OctavoRotate* p) {
+  auto* run = p->dtype == OCTAVO_BFLOAT16 ? octavo::rotate<BFloat16> : octavo::rotate<float>;
+  run(*p);
+}
+
+extern "C" void octavo_gather(const OctavoGather* p) {
+  octavo::for_rows(p->num_rows, p->row_bytes, [=](long row) {
+    std::memcpy(static_cast<char*>(p->out) + row * p->row_bytes,
+                static_cast<const char*>(p->table) + p->indices[row] * p->row_bytes, p->row_bytes);
+  });
 }

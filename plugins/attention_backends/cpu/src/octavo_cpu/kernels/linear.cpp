@@ -260,48 +260,43 @@ using namespace octavo;
 
 extern "C" int64_t octavo_packed_columns(int64_t num_columns) { return (num_columns + kPanel - 1) / kPanel * kPanel; }
 
-extern "C" void octavo_pack(const void* weight, int dtype, int64_t num_columns, int64_t depth, void* packed) {
+extern "C" void octavo_pack(const void* weight, int64_t dtype, int64_t num_columns, int64_t depth, void* packed) {
   if (dtype == OCTAVO_BFLOAT16)
     pack(static_cast<const BFloat16*>(weight), num_columns, depth, BFloat16Panel::kGroup,
          static_cast<BFloat16*>(packed));
-  else
+  else if (dtype == OCTAVO_FLOAT32)
     pack(static_cast<const float*>(weight), num_columns, depth, FloatPanel::kGroup, static_cast<float*>(packed));
-}
-
-extern "C" void octavo_linear(void* out, const void* x, int dtype, const void* weight, int weight_dtype,
-                              const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
-                              int64_t out_stride, int64_t x_stride) {
-  const Output output{out, dtype, out_stride, num_columns, bias};
-  const float* wide = static_cast<const float*>(x);
-  if (dtype == OCTAVO_BFLOAT16) {
-    const auto* narrow = static_cast<const BFloat16*>(x);
-#if defined(__AVX512BF16__)
-    if (weight_dtype == OCTAVO_BFLOAT16)
-      return Product<BFloat16Panel, BFloat16>{output, narrow, static_cast<const BFloat16*>(weight), depth, x_stride}
-          .compute(num_rows);
-#endif
-    wide = widened(narrow, num_rows, depth, x_stride);
-    x_stride = depth;
+  else {
+    uint8_t* to = static_cast<uint8_t*>(packed);
+    pack(static_cast<const uint8_t*>(weight), num_columns, depth, Int8Panel::kGroup, to);
+    const long size = octavo_packed_columns(num_columns) * depth;
+    for (long i = 0; i < size; i++) to[i] = uint8_t(to[i] + Int8Panel::kOffset);
   }
-  if (weight_dtype == OCTAVO_BFLOAT16)
-    Product<BFloat16Panel, float>{output, wide, static_cast<const BFloat16*>(weight), depth, x_stride}.compute(
-        num_rows);
-  else
-    Product<FloatPanel, float>{output, wide, static_cast<const float*>(weight), depth, x_stride}.compute(num_rows);
 }
 
-extern "C" void octavo_pack_int8(const int8_t* weight, int64_t num_columns, int64_t depth, uint8_t* packed) {
-  pack(reinterpret_cast<const uint8_t*>(weight), num_columns, depth, Int8Panel::kGroup, packed);
-  const long size = octavo_packed_columns(num_columns) * depth;
-  for (long i = 0; i < size; i++) packed[i] = uint8_t(packed[i] + Int8Panel::kOffset);
-}
-
-extern "C" void octavo_linear_int8(void* out, const void* x, int dtype, const uint8_t* weight, const float* scales,
-                                   const float* bias, int64_t num_rows, int64_t num_columns, int64_t depth,
-                                   int64_t out_stride, int64_t x_stride) {
-  const Output output{out, dtype, out_stride, num_columns, bias, scales};
-  if (dtype == OCTAVO_BFLOAT16)
-    int8_product(output, static_cast<const BFloat16*>(x), weight, num_rows, depth, x_stride);
+extern "C" void octavo_linear(const OctavoLinear* p) {
+  const Output out{p->out, int(p->dtype), p->out_stride, p->num_columns, p->bias, p->scales};
+  const auto* wide = static_cast<const float*>(p->x);
+  const auto* narrow = static_cast<const BFloat16*>(p->x);
+  const bool is_narrow = p->dtype == OCTAVO_BFLOAT16;
+  long x_stride = p->x_stride;
+  if (p->weight_dtype == OCTAVO_INT8) {
+    const auto* weight = static_cast<const uint8_t*>(p->weight);
+    if (is_narrow) return int8_product(out, narrow, weight, p->num_rows, p->depth, x_stride);
+    return int8_product(out, wide, weight, p->num_rows, p->depth, x_stride);
+  }
+  const auto* weight = static_cast<const BFloat16*>(p->weight);
+#if defined(__AVX512BF16__)
+  if (is_narrow && p->weight_dtype == OCTAVO_BFLOAT16)
+    return Product<BFloat16Panel, BFloat16>{out, narrow, weight, p->depth, x_stride}.compute(p->num_rows);
+#endif
+  if (is_narrow) {
+    wide = widened(narrow, p->num_rows, p->depth, x_stride);
+    x_stride = p->depth;
+  }
+  if (p->weight_dtype == OCTAVO_BFLOAT16)
+    Product<BFloat16Panel, float>{out, wide, weight, p->depth, x_stride}.compute(p->num_rows);
   else
-    int8_product(output, static_cast<const float*>(x), weight, num_rows, depth, x_stride);
+    Product<FloatPanel, float>{out, wide, static_cast<const float*>(p->weight), p->depth, x_stride}.compute(
+        p->num_rows);
 }

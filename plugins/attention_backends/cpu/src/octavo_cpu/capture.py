@@ -1,0 +1,188 @@
+"""A model's forward pass without Python: its kernel calls, recorded once and replayed for any number of tokens.
+
+A pass that consists of kernels alone is a list of calls whose arguments are constants, addresses of what a step brings
+along, or grow with the number of tokens. Two small passes over the null block tell which, a third must agree with
+what they say, and a replay of it with its hidden states, bit for bit. A pass of anything else stays as it was.
+
+Owns: recordings and the proof that a replay is the same. Must never know: which model it is, what the kernels compute.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from octavo.nn import Attention, attention_layers
+from octavo.spec import AttentionMetadataInputs, ForwardBatch
+from octavo_cpu.attention import STEP_FIELDS, StepCall
+from octavo_cpu.library import AttentionCall, Call, Kernel, Kernels, logged_calls
+from octavo_cpu.program import Buffer, Pass, Program, Refused, Slot, fit, words_of
+
+logger = logging.getLogger(__name__)
+
+_SIZES = (2, 3, 5)
+"""Tokens of the passes that are recorded; they fit into one block of every size."""
+
+
+class CapturedForward:
+    """`forward` of a model whose layers have their kernels."""
+
+    def __init__(self, model: Any, kernels: Kernels) -> None:
+        self._forward, self._model, self._kernels = model.forward, model, kernels
+        self._layers: list[Attention] = []
+        self._caches: list[torch.Tensor | None] | None = None
+        self._program: Program | None = None
+
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:  # [num_tokens, hidden_size]
+        if self._caches is None or any(a.kv_cache is not b for a, b in zip(self._layers, self._caches, strict=True)):
+            self._capture()
+        if self._program is None or batch.adapter_ids is not None or batch.intermediate:
+            return self._forward(batch)
+        return _replay(self._program, batch)
+
+    def _capture(self) -> None:
+        """Again for every binding of the layers to a KV cache."""
+        self._layers = list(attention_layers(self._model).values())
+        self._caches = [layer.kv_cache for layer in self._layers]
+        self._program = None
+        try:
+            self._forward(self._null_batch(_SIZES[0]))  # whatever is made at first use
+            recordings = [self._record(num_tokens) for num_tokens in _SIZES]
+            program = fit([recording.describe() for recording in recordings], self._kernels)
+            last = recordings[-1]
+            if not torch.equal(_replay(program, last.batch), last.hidden):
+                raise Refused("a replay has other hidden states")
+        except Refused as reason:
+            logger.info("forward passes are not captured: %s", reason)
+        else:
+            self._program = program
+
+    def _record(self, num_tokens: int) -> Recording:
+        batch = self._null_batch(num_tokens)
+        with logged_calls() as calls, _Watch() as watch:
+            hidden = self._forward(batch)
+        if watch.foreign is not None:
+            raise Refused(f"{watch.foreign} is no kernel")
+        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 2 or not hidden.is_contiguous():
+            raise Refused("the result is no matrix")
+        if hidden.shape[0] != num_tokens:
+            raise Refused("the result has not a row for each token")
+        return Recording(batch, hidden, calls, watch.made)
+
+    def _null_batch(self, num_tokens: int) -> ForwardBatch:
+        """One sequence in the null block."""
+        backends = {layer.group_id: (layer.backend, layer.spec.block_size) for layer in self._layers}
+        if sorted(backends) != list(range(len(backends))):
+            raise Refused("not all KV cache groups are the model's own")
+        metadata = []
+        for group_id in range(len(backends)):
+            backend, block_size = backends[group_id]
+            assert backend is not None, "layers are bound before the first pass"
+            metadata.append(backend.build_metadata(_null_inputs(num_tokens, block_size)))
+        if not all(isinstance(step, StepCall) for step in metadata):
+            raise Refused("another attention backend serves some of the layers")
+        zeros = torch.zeros(num_tokens, dtype=torch.int64)
+        return ForwardBatch(zeros, zeros.clone(), metadata)
+
+
+def _null_inputs(num_tokens: int, block_size: int) -> AttentionMetadataInputs:
+    block_table = torch.zeros(1, 1, dtype=torch.int32)
+    starts, lens = torch.tensor([0, num_tokens], dtype=torch.int32), torch.tensor([num_tokens], dtype=torch.int32)
+    tokens = torch.arange(num_tokens)
+    return AttentionMetadataInputs(
+        block_table=block_table,
+        slot_mapping=tokens,
+        query_start_loc=starts,
+        seq_lens=lens,
+        positions=tokens,
+        block_table_cpu=block_table.numpy(),
+        query_start_loc_cpu=starts.numpy(),
+        seq_lens_cpu=lens.numpy(),
+        max_query_len=num_tokens,
+        max_seq_len=num_tokens,
+        block_size=block_size,
+    )
+
+
+def _replay(program: Program, batch: ForwardBatch) -> torch.Tensor:
+    bases: dict[Hashable, int] = {"input_ids": batch.input_ids.data_ptr(), "positions": batch.positions.data_ptr()}
+    for group_id, step in enumerate(batch.attention):
+        for name in STEP_FIELDS:
+            bases[group_id, name] = getattr(step.call, name)
+    return program.run(batch.input_ids.shape[0], bases)
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps what a pass allocates, and notices what else it has torch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[torch.Tensor] = []
+        self.foreign: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        if func is torch.ops.aten.empty.memory_format:
+            self.made.append(result)
+        elif not returns or any(r.alias_info is None or r.alias_info.is_write for r in returns):  # no view
+            self.foreign = self.foreign or str(func)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One pass."""
+
+    batch: ForwardBatch
+    hidden: torch.Tensor
+    calls: Sequence[tuple[Kernel, Call]]
+    made: Sequence[torch.Tensor]
+    """Everything that was allocated, so that no address means two things."""
+
+    def describe(self) -> Pass:
+        known: dict[int, tuple[Hashable, int]] = {
+            self.batch.input_ids.data_ptr(): ("input_ids", self.batch.input_ids.nbytes),
+            self.batch.positions.data_ptr(): ("positions", self.batch.positions.nbytes),
+            **{tensor.data_ptr(): (Buffer(i), tensor.nbytes) for i, tensor in enumerate(self.made)},
+        }
+        starts = sorted(known)
+
+        def locate(address: int) -> Slot:
+            index = bisect_right(starts, address) - 1
+            if index >= 0:
+                base, num_bytes = known[starts[index]]
+                if address < starts[index] + num_bytes:
+                    return Slot(base, address - starts[index])
+            return Slot(None, address)
+
+        output = locate(self.hidden.data_ptr())
+        if not isinstance(output.base, Buffer) or self.made[output.base.index].nbytes != self.hidden.nbytes:
+            raise Refused("the result is no buffer of its own")
+        return Pass(
+            num_tokens=self.hidden.shape[0],
+            calls=[(kernel, call, self._slots(call, locate)) for kernel, call in self.calls],
+            buffer_bytes=[tensor.nbytes for tensor in self.made],
+            output=output.base,
+            like=self.hidden,
+        )
+
+    def _slots(self, call: Call, locate: Callable[[int], Slot]) -> list[Slot]:
+        """The fields of a call, each as what it stands for."""
+        slots = []
+        for (name, kind, *_), word in zip(call._fields_, words_of(call), strict=True):
+            if isinstance(call, AttentionCall) and name in STEP_FIELDS:
+                slots.append(Slot((self._group_of(call), name), 0))
+            else:
+                slots.append(locate(word) if kind is c_void_p and word else Slot(None, word))
+        return slots
+
+    def _group_of(self, call: AttentionCall) -> int:
+        return next(i for i, step in enumerate(self.batch.attention) if step.call.slot_mapping == call.slot_mapping)
