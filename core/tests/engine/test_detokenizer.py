@@ -9,7 +9,7 @@ from importlib import metadata
 from itertools import groupby, zip_longest
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
@@ -158,6 +158,7 @@ START = ids(BYTE_FALLBACK, "x")
 
 
 @settings(max_examples=400, deadline=None)
+@example([3, 229, 133], [131], [], False)
 @given(fallback_ids(), fallback_ids(), st.lists(st.integers(0, 5), max_size=6), st.booleans())
 def test_byte_fallback_pieces_join_to_the_whole(prompt, output, chunks, skip):
     prompt = START + prompt
@@ -170,9 +171,9 @@ def test_byte_fallback_pieces_join_to_the_whole(prompt, output, chunks, skip):
         return  # longer than the tokens looked at: its first bytes are not known
     expected = generated_part(fallback_reference(prompt, skip), fallback_reference(prompt + output, skip))
     assert joined == expected
-    whole = BYTE_FALLBACK.decode(prompt + output, skip_special_tokens=skip)
-    if BAD not in whole:
-        assert joined == generated_part(BYTE_FALLBACK.decode(prompt, skip_special_tokens=skip), whole)
+    before, whole = (BYTE_FALLBACK.decode(t, skip_special_tokens=skip) for t in (prompt, prompt + output))
+    if BAD not in whole and before == fallback_reference(prompt, skip):  # the library gives up whole runs for one fault
+        assert joined == generated_part(before, whole)
 
 
 @pytest.mark.parametrize("skip", [True, False])

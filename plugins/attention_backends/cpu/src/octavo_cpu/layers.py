@@ -25,10 +25,11 @@ from octavo_cpu.library import (
 class PackedLinear:
     """A linear layer's product over a packed copy of its weight. A row's result does not depend on other rows."""
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
-        """`weight` [out, in]; `in` is even, for int8 a multiple of 4."""
+    def __init__(self, kernels: Kernels, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
+        """`weight` [out, in]; `in` is even, for int8 a multiple of 4. `out_dtype`: that of the input if None."""
         self._linear = kernels.linear
         self._out, self._in = weight.shape
+        self._out_dtype = out_dtype
         weight = weight.contiguous()
         self._weight_dtype = WEIGHT_DTYPES[weight.dtype]
         self._packed = torch.empty(kernels.packed_columns(self._out) * self._in, dtype=weight.dtype)
@@ -42,7 +43,7 @@ class PackedLinear:
         x = x if x.stride(-1) == 1 else x.contiguous()
         if bias is not None and (self._bias is None or self._bias[0] is not bias):
             self._bias = (bias, bias.float())
-        out = torch.empty(x.shape[0], self._out, dtype=x.dtype)
+        out = torch.empty(x.shape[0], self._out, dtype=self._out_dtype or x.dtype)
         self._linear(
             LinearCall(
                 out=out.data_ptr(),
@@ -50,6 +51,7 @@ class PackedLinear:
                 weight=self._packed.data_ptr(),
                 scales=None if self._scales is None else self._scales.data_ptr(),
                 bias=None if bias is None or self._bias is None else self._bias[1].data_ptr(),
+                out_dtype=DTYPES[out.dtype],
                 dtype=DTYPES[x.dtype],
                 weight_dtype=self._weight_dtype,
                 num_rows=x.shape[0],
@@ -69,10 +71,10 @@ class Int8Linear(PackedLinear):
     short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861, section 4).
     """
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
+    def __init__(self, kernels: Kernels, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
         """`weight` [out, in], floating point; `in` is a multiple of 4."""
         scales = weight.float().abs().amax(dim=1) / 127
-        super().__init__(kernels, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8))
+        super().__init__(kernels, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8), out_dtype)
         self._scales = torch.zeros(kernels.packed_columns(len(scales)))
         self._scales[: len(scales)] = scales
 

@@ -39,7 +39,9 @@ class AttentionCall(ctypes.Structure):
 
 
 class LinearCall(ctypes.Structure):
-    _fields_ = _fields("out x weight scales bias", "dtype weight_dtype num_rows num_columns depth out_stride x_stride")
+    _fields_ = _fields(
+        "out x weight scales bias", "out_dtype dtype weight_dtype num_rows num_columns depth out_stride x_stride"
+    )
 
 
 class RMSNormCall(ctypes.Structure):

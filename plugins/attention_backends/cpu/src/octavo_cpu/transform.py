@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from octavo.nn import Projection, RMSNorm, RotaryEmbedding, Rotate, SiluAndMul, VocabEmbedding
+from octavo.nn import LMHead, Projection, RMSNorm, RotaryEmbedding, Rotate, SiluAndMul, VocabEmbedding
 from octavo_cpu.build import unavailable
 from octavo_cpu.capture import CapturedForward
 from octavo_cpu.layers import (
@@ -57,10 +57,11 @@ def _serve(module: torch.nn.Module, kernels: Kernels, int8: bool) -> None:
     """Give one layer its kernel, unless it has one from elsewhere."""
     if isinstance(module, Projection) and module.kernel is None and module.weight.dtype in DTYPES:
         depth = module.weight.shape[1]
+        out_dtype = torch.float32 if isinstance(module, LMHead) else None  # what samplers want, without a conversion
         if int8 and depth % 4 == 0:
-            module.take_over(Int8Linear(kernels, module.weight))
+            module.take_over(Int8Linear(kernels, module.weight, out_dtype))
         elif depth % 2 == 0:  # bfloat16 is multiplied in pairs
-            module.take_over(PackedLinear(kernels, module.weight))
+            module.take_over(PackedLinear(kernels, module.weight, out_dtype))
     elif isinstance(module, RMSNorm) and module.kernel is None and module.weight.dtype in DTYPES:
         if module.weight.shape[0] % kernels.num_lanes == 0:
             module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)

@@ -68,7 +68,7 @@ void try_linear(int dtype, int weight_dtype) {
   Numbers packed(weight_dtype, std::vector<float>(octavo_packed_columns(columns) * depth));
   Numbers out(dtype, std::vector<float>(rows * columns));
   octavo_pack(weight.data(), weight_dtype, columns, depth, packed.data());
-  const OctavoLinear call{out.data(),   x.data(), packed.data(), nullptr, bias.data(), dtype,
+  const OctavoLinear call{out.data(),   x.data(), packed.data(), nullptr, bias.data(), dtype, dtype,
                           weight_dtype, rows,     columns,       depth,   columns,     depth};
   octavo_linear(&call);
   for (long r = 0; r < rows; r++)
@@ -89,7 +89,7 @@ void try_int8(int dtype) {
   std::vector<uint8_t> packed(octavo_packed_columns(columns) * depth);
   Numbers out(dtype, std::vector<float>(rows * columns));
   octavo_pack(weight.data(), OCTAVO_INT8, columns, depth, packed.data());
-  const OctavoLinear call{out.data(),  x.data(), packed.data(), scales.data(), bias.data(), dtype,
+  const OctavoLinear call{out.data(),  x.data(), packed.data(), scales.data(), bias.data(), dtype, dtype,
                           OCTAVO_INT8, rows,     columns,       depth,         columns,     depth};
   octavo_linear(&call);
   for (long r = 0; r < rows; r++)

@@ -41,7 +41,7 @@ struct OctavoLinear {
   const void* weight;   // packed
   const float* scales;  // int8: of each column, [octavo_packed_columns(num_columns)]
   const float* bias;    // [num_columns], or null
-  int64_t dtype, weight_dtype;
+  int64_t out_dtype, dtype, weight_dtype;
   int64_t num_rows, num_columns, depth, out_stride, x_stride;
 };
 

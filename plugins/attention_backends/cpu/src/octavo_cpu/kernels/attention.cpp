@@ -29,7 +29,20 @@ constexpr int kChunk = 128;        // keys whose scores are held at a time
 constexpr int kSpan = 8 * kChunk;  // keys that one thread sums where threads share a sequence
 constexpr int kTileRows = 48;      // rows (queries times heads) that go over the keys together
 constexpr int kKeyVectors = kKeys / kLanes;
-constexpr int kMaxRows = most_rows(kKeyVectors);
+constexpr int kSums = kLanes == 16 ? 24 : 12;  // vectors of sums that a tile keeps in registers
+constexpr int kMaxRows = kSums / kKeyVectors / (kLanes == 16 ? 2 : 1);
+
+/// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
+constexpr int panels_at_once(int num_rows) {
+  const int most = kSums / kKeyVectors / num_rows;
+  return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
+template <class Function>
+void each_tile(int num_rows, const Function& function) {
+  const Tiles<kMaxRows> tiles(num_rows);
+  tiles.each(0, tiles.count, function);
+}
 
 /// Consecutive queries of one sequence, with heads that read one KV head. Row = query * num_heads + head.
 struct Tile {
@@ -189,32 +202,30 @@ class Attention {
   /// Sums of a tile over one span of keys; spans are counted from the first that the tile sees.
   void attend(const Tile& tile, long span, const Workspace& work, Sums& sums) const {
     const int num_rows = rows_of(tile);
-    const Row* rows[kTileRows];
     Sums fresh = work.sums(2);
-    gather_queries(tile, work, rows);
+    gather_queries(tile, work);
     reset(sums, num_rows);
     const long start = (first_span(tile) + span) * kSpan;
     const long first = std::max(start, first_key(tile.first_position)), end = std::min(start + kSpan, end_of(tile));
     for (long chunk = first / kChunk * kChunk; chunk < end; chunk += kChunk) {
       const long from = std::max(chunk, first), to = std::min(chunk + kChunk, end);
-      score(tile, rows, num_rows, chunk, from, to, work);
+      score(tile, num_rows, chunk, from, to, work);
       weigh(tile, num_rows, chunk, from, to, work, fresh);
-      blend(tile, 0, num_rows, chunk, from, to, work, fresh.output);
+      blend(tile, num_rows, chunk, from, to, work, fresh.output);
       merge(fresh, num_rows, sums);
     }
   }
 
-  void gather_queries(const Tile& tile, const Workspace& work, const Row** rows) const {
-    for (int r = 0; r < rows_of(tile); r++) {
-      const long head = tile.first_head + r % tile.num_heads;
-      const T* query = static_cast<const T*>(p_.query) + (tile.first_token + r / tile.num_heads) * p_.query_stride +
-                       head * p_.head_dim;
-      if constexpr (std::is_same_v<T, Row>) {
-        rows[r] = query;
-      } else {
-        Row* wide = work.queries + r * p_.head_dim;
-        for (long d = 0; d < p_.head_dim; d++) wide[d] = widen(query[d]);
-        rows[r] = wide;
+  /// The queries of a tile as `PackedRows`.
+  void gather_queries(const Tile& tile, const Workspace& work) const {
+    const Tiles<kMaxRows> tiles(rows_of(tile));
+    for (long t = 0; t < tiles.count; t++) {
+      const long start = tiles.start(t), num_rows = tiles.start(t + 1) - start;
+      for (long row = start; row < start + num_rows; row++) {
+        const long head = tile.first_head + row % tile.num_heads, token = tile.first_token + row / tile.num_heads;
+        const T* query = static_cast<const T*>(p_.query) + token * p_.query_stride + head * p_.head_dim;
+        Row* to = work.queries + start * p_.head_dim + (row - start) * kGroup;
+        for (long d = 0; d < p_.head_dim; d++) to[d / kGroup * kGroup * num_rows + d % kGroup] = convert<Row>(query[d]);
       }
     }
   }
@@ -227,26 +238,26 @@ class Attention {
   const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
 
   /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
-  void score(const Tile& tile, const Row* const* rows, int num_rows, long chunk, long from, long to,
-             const Workspace& work) const {
-    for (long position = from / kKeys * kKeys; position < to; position += kKeys) {
-      const T* panel = key_panel(tile, position);
-      score_rows(rows, 0, num_rows, panel, work.scores + (position - chunk));
-    }
-  }
-
-  template <int kRows = kMaxRows>
-  void score_rows(const Row* const* rows, int row, int num_rows, const T* panel, float* scores) const {
-    for (; row + kRows <= num_rows; row += kRows) {
-      const Row* a[kRows];
-      OCTAVO_FOR (r, kRows) a[r] = rows[row + r];
-      const T* const panels[1] = {panel};
-      Floats sums[1][kRows][kKeyVectors] = {};
-      multiply<Panel>(a, panels, p_.head_dim, kKeys, sums);
-      OCTAVO_FOR (r, kRows)
-        OCTAVO_FOR (v, kKeyVectors) store(scores + (row + r) * kChunk + v * kLanes, sums[0][r][v]);
-    }
-    if constexpr (kRows > 1) score_rows<fewer_rows(kRows)>(rows, row, num_rows, panel, scores);
+  void score(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work) const {
+    const long first = from / kKeys * kKeys, last = (to - 1) / kKeys * kKeys;
+    const T* panels[kChunk / kKeys];
+    for (long position = first; position <= last; position += kKeys)
+      panels[(position - chunk) / kKeys] = key_panel(tile, position);
+    each_tile(num_rows, [&](long row, auto count) {
+      constexpr int kRows = count, kPanels = panels_at_once(kRows);
+      const PackedRows<Row, kRows, kGroup> a{work.queries + row * p_.head_dim};
+      for (long position = first; position <= last; position += kPanels * kKeys) {
+        const T* together[kPanels];
+        long at[kPanels];
+        OCTAVO_FOR (i, kPanels) at[i] = std::min(position + i * kKeys, last) - chunk;  // the last one again, if need be
+        OCTAVO_FOR (i, kPanels) together[i] = panels[at[i] / kKeys];
+        Floats sums[kPanels][kRows][kKeyVectors] = {};
+        multiply<Panel>(a, together, p_.head_dim, kKeys, sums);
+        OCTAVO_FOR (i, kPanels)
+          OCTAVO_FOR (r, kRows)
+            OCTAVO_FOR (v, kKeyVectors) store(work.scores + (row + r) * kChunk + at[i] + v * kLanes, sums[i][r][v]);
+      }
+    });
   }
 
   /// From scores to unnormalised probabilities: scale, cap, bias, mask, exponential.
@@ -282,51 +293,63 @@ class Attention {
     }
   }
 
-  /// Outputs of a chunk: values weighted by their probabilities, rows from `row` on.
-  template <int kRows = kMaxRows>
-  void blend(const Tile& tile, int row, int num_rows, long chunk, long from, long to, const Workspace& work,
+  /// Outputs of a chunk: values weighted by their probabilities.
+  void blend(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work,
              float* output) const {
-    for (; row + kRows <= num_rows; row += kRows)
-      for (long d = 0; d < p_.head_dim; d += kKeys) {
-        Floats sums[1][kRows][kKeyVectors] = {};
+    const long last = p_.head_dim - kKeys;
+    each_tile(num_rows, [&](long row, auto count) {
+      constexpr int kRows = count, kPanels = panels_at_once(kRows);
+      for (long d = 0; d <= last; d += kPanels * kKeys) {
+        long at[kPanels];
+        OCTAVO_FOR (i, kPanels) at[i] = std::min(d + i * kKeys, last);
+        Floats sums[kPanels][kRows][kKeyVectors] = {};
         for (long position = from; position < to;) {
           const long next = std::min(to, (position / p_.block_size + 1) * p_.block_size);
-          blend_block(tile, row, position, next, d, chunk, work, sums);
+          blend_block(tile, row, position, next, at, chunk, work, sums);
           position = next;
         }
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kKeyVectors) store(output + (row + r) * p_.head_dim + d + v * kLanes, sums[0][r][v]);
+        OCTAVO_FOR (i, kPanels)
+          OCTAVO_FOR (r, kRows)
+            OCTAVO_FOR (v, kKeyVectors) store(output + (row + r) * p_.head_dim + at[i] + v * kLanes, sums[i][r][v]);
       }
-    if constexpr (kRows > 1) blend<fewer_rows(kRows)>(tile, row, num_rows, chunk, from, to, work, output);
+    });
   }
 
-  template <int kRows>
-  void blend_block(const Tile& tile, int row, long from, long to, long d, long chunk, const Workspace& work,
-                   Floats (&sums)[1][kRows][kKeyVectors]) const {
-    const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head) + d * kGroup;
+  /// The part of `blend` that one block has. `at`: where each panel of values begins in a head.
+  template <int kPanels, int kRows>
+  void blend_block(const Tile& tile, long row, long from, long to, const long (&at)[kPanels], long chunk,
+                   const Workspace& work, Floats (&sums)[kPanels][kRows][kKeyVectors]) const {
+    const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head);
     const long block = from / p_.block_size * p_.block_size;
-    const Row* a[kRows];
-    auto add = [&](long position, long count, const T* panel) {
-      OCTAVO_FOR (r, kRows) a[r] = work.weights + (row + r) * kChunk + (position - chunk);
-      const T* const panels[1] = {panel};
-      multiply<Panel>(a, panels, count, p_.head_dim, sums);
+    auto add = [&](long position, long count, const T* const(&panels)[kPanels], long stride) {
+      const SpacedRows<Row, kChunk> a{work.weights + row * kChunk + (position - chunk)};
+      multiply<Panel>(a, panels, count, stride, sums);
+    };
+    auto whole_groups = [&](long position, long count) {
+      const T* panels[kPanels];
+      OCTAVO_FOR (i, kPanels) panels[i] = values + (position - block) * p_.head_dim + at[i] * kGroup;
+      add(position, count, panels, p_.head_dim);
     };
     if constexpr (kGroup == 1) {
-      add(from, to - from, values + (from - block) * p_.head_dim);
+      whole_groups(from, to - from);
     } else {
       // A pair that is only half visible: the other half may hold anything, NaN included, so it is not touched.
       auto half = [&](long position, bool odd) {
-        const T* pair = values + (position - block) * p_.head_dim;
-        T alone[kGroup * kKeys];
-        for (int c = 0; c < kKeys; c++) {
-          alone[2 * c] = odd ? T{} : pair[2 * c];
-          alone[2 * c + 1] = odd ? pair[2 * c + 1] : T{};
+        T alone[kPanels][kGroup * kKeys];
+        const T* panels[kPanels];
+        for (int i = 0; i < kPanels; i++) {
+          const T* pair = values + (position - block) * p_.head_dim + at[i] * kGroup;
+          for (int c = 0; c < kKeys; c++) {
+            alone[i][2 * c] = odd ? T{} : pair[2 * c];
+            alone[i][2 * c + 1] = odd ? pair[2 * c + 1] : T{};
+          }
+          panels[i] = alone[i];
         }
-        add(position, 2, alone);
+        add(position, 2, panels, kKeys);
       };
       if (from % 2) half(from++ - 1, true);
       const long whole = to / 2 * 2;
-      if (from < whole) add(from, whole - from, values + (from - block) * p_.head_dim);
+      if (from < whole) whole_groups(from, whole - from);
       if (whole < to && from <= whole) half(whole, false);
     }
   }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 
 #include "api.h"
 #include "pool.h"
@@ -34,15 +36,6 @@ void pack(const T* weight, long num_columns, long depth, int depth_group, T* pac
   });
 }
 
-/// Rows of x as int8. Each stretch of `kStretch` numbers has a scale of its own, so that one large number does not cost
-/// all others their precision.
-struct Int8Rows {
-  static constexpr long kStretch = 32;
-  const float* scales;     // [num_rows, num_stretches]
-  const int32_t* offsets;  // [num_rows, num_stretches]: what sums of products begin with
-  long num_stretches;
-};
-
 /// Where results go, and what becomes of a sum before.
 struct Output {
   void* to;
@@ -67,158 +60,20 @@ struct Output {
   }
 };
 
-template <class Panel, class A>
-struct Product {
-  Output out;
-  const A* x;
-  const typename Panel::Element* weight;
-  long depth, x_stride;
-  Int8Rows int8 = {};
-
-  static constexpr int kMaxRows = most_rows(kVectors, std::is_same_v<Panel, Int8Panel> ? 2 : 1);
-
-  /// `kPanels` panels from number `panel` on times `kRows` rows, over the k from `start` on. Sums are kept in
-  /// `partial` until all of k is done. Several panels: with few rows one alone does not keep the multipliers busy.
-  template <int kRows, int kPanels>
-  void tile(long row, long panel, long start, float* partial, long partial_stride) const {
-    const long count = std::min(kDepthBlock, depth - start);
-    const A* a[kRows];
-    OCTAVO_FOR (r, kRows) a[r] = x + (row + r) * x_stride + start;
-    const typename Panel::Element* b[kPanels];
-    OCTAVO_FOR (i, kPanels) b[i] = weight + ((panel + i) * depth + start) * kPanel;
-
-    Floats sums[kPanels][kRows][kVectors] = {};
-    auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
-    if (start)
-      OCTAVO_FOR (i, kPanels)
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
-    if constexpr (std::is_same_v<Panel, Int8Panel>)
-      sum_stretches(a, b, row, start, count, sums);
-    else
-      multiply<Panel>(a, b, count, kPanel, sums);
-    if (start + count < depth) {
-      OCTAVO_FOR (i, kPanels)
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors) store(at(i, r, v), sums[i][r][v]);
-      return;
-    }
-    OCTAVO_FOR (i, kPanels)
-      OCTAVO_FOR (r, kRows)
-        OCTAVO_FOR (v, kVectors) out.put(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
-  }
-
-  /// `multiply` for int8: exact within a stretch, in float32 over all stretches.
-  template <int kRows, int kPanels>
-  void sum_stretches(const A* const (&a)[kRows], const typename Panel::Element* const (&b)[kPanels], long row,
-                     long start, long count, Floats (&sums)[kPanels][kRows][kVectors]) const {
-    for (long k = 0; k < count; k += Int8Rows::kStretch) {
-      const long stretch = row * int8.num_stretches + (start + k) / Int8Rows::kStretch;
-      const A* rows[kRows];
-      OCTAVO_FOR (r, kRows) rows[r] = a[r] + k;
-      const typename Panel::Element* panels[kPanels];
-      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel;
-      Ints products[kPanels][kRows][kVectors];
-      OCTAVO_FOR (i, kPanels)
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} + int8.offsets[stretch + r * int8.num_stretches];
-      multiply<Panel>(rows, panels, std::min(Int8Rows::kStretch, count - k), kPanel, products);
-      OCTAVO_FOR (i, kPanels)
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors)
-            sums[i][r][v] +=
-                __builtin_convertvector(products[i][r][v], Floats) * int8.scales[stretch + r * int8.num_stretches];
-    }
-  }
-
-  /// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
-  static constexpr int panels_at_once(int num_rows) { return std::clamp((kMaxRows - 1) / num_rows, 1, kMostPanels); }
-
-  /// Rows from `row` to `end` times the panels from `first` to `last`; `partial` is where the first of them begins.
-  void rows(long row, long end, long first, long last, long start, float* partial, long partial_stride) const {
-    while (row < end) {
-      const long num_tiles = (end - row + kMaxRows - 1) / kMaxRows;
-      const int count = int((end - row + num_tiles - 1) / num_tiles);  // none much smaller than the others
-      tiles<kMaxRows>(count, row, first, last, start, partial, partial_stride);
-      row += count;
-      partial += count * partial_stride;
-    }
-  }
-
-  /// `count` rows, which are at most `kRows`.
-  template <int kRows>
-  void tiles(int count, long row, long first, long last, long start, float* partial, long partial_stride) const {
-    if constexpr (kRows > 1)
-      if (count < kRows) return tiles<kRows - 1>(count, row, first, last, start, partial, partial_stride);
-    constexpr int kPanels = panels_at_once(kRows);
-    long panel = first;
-    for (; panel + kPanels <= last; panel += kPanels)
-      tile<kRows, kPanels>(row, panel, start, partial + (panel - first) * kPanel, partial_stride);
-    if constexpr (kPanels > 1)
-      for (; panel < last; panel++)
-        tile<kRows, 1>(row, panel, start, partial + (panel - first) * kPanel, partial_stride);
-  }
-
-  /// All rows. An item is a block of rows, which stays in the L2 cache, times some panels.
-  void compute(long num_rows) const {
-    if (num_rows == 0) return;
-    const long num_panels = (out.num_columns + kPanel - 1) / kPanel;
-    const long fitting = kRowsBytes / (std::min(depth, kDepthBlock) * long(sizeof(A)));
-    const long block_rows = std::max<long>(fitting / kMaxRows, 1) * kMaxRows;
-    const long num_blocks = (num_rows + block_rows - 1) / block_rows;
-    const long share = num_panels * num_blocks / (kItemsPerThread * num_threads());
-    const long unit = num_rows > kMaxRows ? 1 : panels_at_once(int(num_rows));
-    const long group = std::max<long>(share / unit, 1) * unit;
-    const long num_groups = (num_panels + group - 1) / group;
-    parallel(num_groups * num_blocks, [&](long item) {
-      const long row = item / num_groups * block_rows, first = item % num_groups * group;
-      block(row, std::min(row + block_rows, num_rows), first, std::min(first + group, num_panels));
-    });
-  }
-
-  void block(long row, long end, long first, long last) const {
-    const long stride = (last - first) * kPanel;
-    float* partial = depth > kDepthBlock ? scratch<float, Product>((end - row) * stride) : nullptr;
-    for (long start = 0; start < depth; start += kDepthBlock) {
-      if (end - row <= kMaxRows) {
-        rows(row, end, first, last, start, partial, stride);
-        continue;
-      }
-      for (long panel = first; panel < last; panel++)  // one at a time, so that it stays in the cache for all rows
-        rows(row, end, panel, panel + 1, start, partial ? partial + (panel - first) * kPanel : nullptr, stride);
-    }
-  }
-};
-
-/// `convert(row)` for all rows, by several threads where it pays.
-template <class Convert>
-void for_rows(long num_rows, const Convert& convert) {
-  constexpr long kRows = 8;
-  parallel((num_rows + kRows - 1) / kRows, [&](long item) {
-    for (long row = item * kRows; row < std::min((item + 1) * kRows, num_rows); row++) convert(row);
-  });
-}
-
-/// Bfloat16 rows as float32.
-float* widened(const BFloat16* x, long num_rows, long depth, long stride) {
-  float* wide = scratch<float, struct Widened>(num_rows * depth);
-  for_rows(num_rows, [&](long row) {
-    for (long k = 0; k < depth; k++) wide[row * depth + k] = widen(x[row * stride + k]);
-  });
-  return wide;
-}
+/// Numbers of x in int8 that have one scale, so that one large number does not cost all others their precision.
+constexpr long kStretch = 32;
 
 /// A stretch of a row as int8, its largest number as 127; returns the scale, and the offset in `offset`.
 template <class T>
 float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
   typedef Int8Panel::Row Rows __attribute__((vector_size(kLanes * sizeof(Int8Panel::Row))));
-  float padded[Int8Rows::kStretch] = {};
+  float padded[kStretch] = {};
   long k = 0;
   for (; k + kLanes <= count; k += kLanes) store(padded + k, load(x + k));
   for (; k < count; k++) padded[k] = widen(x[k]);
   Floats most = {};
   Ints is_odd = {};  // infinite, or no number
-  for (k = 0; k < Int8Rows::kStretch; k += kLanes) {
+  for (k = 0; k < kStretch; k += kLanes) {
     const Floats v = load(padded + k);
     is_odd |= v - v != 0.0f;
     most = max(most, max(v, -v));
@@ -226,8 +81,8 @@ float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
   const float limit = largest(most);
   const Floats inverse = splat(limit > 0 ? 127 / limit : 0), magic = splat(12582912.0f);  // see exp
   Ints sum = {};
-  Rows numbers[Int8Rows::kStretch / kLanes];
-  for (k = 0; k < Int8Rows::kStretch; k += kLanes) {
+  Rows numbers[kStretch / kLanes];
+  for (k = 0; k < kStretch; k += kLanes) {
     const Ints rounded = ~is_odd & ((Ints)(load(padded + k) * inverse + magic) - (Ints)magic);
     sum += rounded;
     numbers[k / kLanes] = __builtin_convertvector(rounded, Rows);
@@ -237,20 +92,162 @@ float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
   return total(is_odd) == 0 ? limit / 127 : NAN;  // what has no int8 makes its stretch NaN
 }
 
-template <class T>
-void int8_product(const Output& out, const T* x, const uint8_t* weight, long num_rows, long depth, long x_stride) {
-  constexpr long kStretch = Int8Rows::kStretch;
-  const long num_stretches = (depth + kStretch - 1) / kStretch;
-  Int8Panel::Row* numbers = scratch<Int8Panel::Row, struct Numbers>(num_rows * depth);
-  float* scales = scratch<float, struct RowScales>(num_rows * num_stretches);
-  int32_t* offsets = scratch<int32_t, struct Offsets>(num_rows * num_stretches);
-  for_rows(num_rows, [&](long row) {
-    for (long k = 0, i = row * num_stretches; k < depth; k += kStretch, i++)
-      scales[i] =
-          quantize(x + row * x_stride + k, std::min(kStretch, depth - k), numbers + row * depth + k, offsets[i]);
-  });
-  const Int8Rows int8{scales, offsets, num_stretches};
-  Product<Int8Panel, Int8Panel::Row>{out, numbers, weight, depth, depth, int8}.compute(num_rows);
+/// Rows of x as the kernel reads them: tile after tile, each as `PackedRows`.
+template <class A>
+struct Packed {
+  A* numbers;
+  float* scales = nullptr;     // int8: tile after tile, [num_stretches, rows of the tile]
+  int32_t* offsets = nullptr;  // likewise: what sums of products begin with
+};
+
+template <class Panel, class A>
+class Product {
+  static constexpr int kMaxRows = most_rows(kVectors, std::is_same_v<Panel, Int8Panel> ? 2 : 1);
+
+ public:
+  Product(const Output& out, const void* weight, long num_rows, long depth)
+      : out_(out),
+        weight_(static_cast<const typename Panel::Element*>(weight)),
+        depth_(depth),
+        num_stretches_((depth + kStretch - 1) / kStretch),
+        tiles_(num_rows),
+        x_{scratch<A, struct Numbers>(num_rows * depth)} {
+    if constexpr (std::is_same_v<Panel, Int8Panel>) {
+      x_.scales = scratch<float, struct Scales>(num_rows * num_stretches_);
+      x_.offsets = scratch<int32_t, struct Offsets>(num_rows * num_stretches_);
+    }
+  }
+
+  template <class T>
+  void compute(const T* x, long x_stride) const {
+    parallel(tiles_.count, [&](long tile) {
+      const long row = tiles_.start(tile), num_rows = tiles_.start(tile + 1) - row;
+      for (long r = 0; r < num_rows; r++) pack_row(x + (row + r) * x_stride, row, r, num_rows);
+    });
+    multiply_all();
+  }
+
+ private:
+  /// Row `r` of the `num_rows` of a tile that begins with `row`.
+  template <class T>
+  void pack_row(const T* x, long row, long r, long num_rows) const {
+    constexpr int kGroup = Panel::kGroup;
+    A* to = x_.numbers + row * depth_ + r * kGroup;
+    if constexpr (std::is_same_v<Panel, Int8Panel>) {
+      for (long i = 0; i < num_stretches_; i++) {
+        const long at = row * num_stretches_ + i * num_rows + r, count = std::min(kStretch, depth_ - i * kStretch);
+        A numbers[kStretch];
+        x_.scales[at] = quantize(x + i * kStretch, count, numbers, x_.offsets[at]);
+        for (long k = 0; k < count; k += kGroup)
+          std::memcpy(to + (i * kStretch + k) * num_rows, numbers + k, kGroup * sizeof(A));
+      }
+    } else {
+      for (long k = 0; k < depth_; k += kGroup)
+        for (int g = 0; g < kGroup; g++) to[k * num_rows + g] = convert<A>(x[k + g]);
+    }
+  }
+
+  /// An item is a block of tiles, which stays in the L2 cache, times some panels.
+  void multiply_all() const {
+    if (tiles_.count == 0) return;
+    const long num_panels = (out_.num_columns + kPanel - 1) / kPanel;
+    const long block = std::max<long>(kRowsBytes / (kMaxRows * std::min(depth_, kDepthBlock) * long(sizeof(A))), 1);
+    const long num_blocks = (tiles_.count + block - 1) / block;
+    const long unit = tiles_.count > 1 ? 1 : panels_at_once(int(tiles_.start(1)));
+    const long rounds = std::clamp<long>(num_panels * num_blocks / (unit * num_threads()), 1, kItemsPerThread);
+    const long num_groups = std::min((rounds * num_threads() + num_blocks - 1) / num_blocks, num_panels);
+    parallel(num_groups * num_blocks, [&](long item) {
+      const long tile = item / num_groups * block, group = item % num_groups;
+      multiply_block(tile, std::min(tile + block, tiles_.count), group * num_panels / num_groups,
+                     (group + 1) * num_panels / num_groups);
+    });
+  }
+
+  /// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
+  static constexpr int panels_at_once(int num_rows) { return std::clamp((kMaxRows - 1) / num_rows, 1, kMostPanels); }
+
+  /// Tiles from `first_tile` to `last_tile` times panels from `first` to `last`. Sums over a part of the depth are kept
+  /// in `partial` [rows, columns of the panels].
+  void multiply_block(long first_tile, long last_tile, long first, long last) const {
+    const long stride = (last - first) * kPanel, first_row = tiles_.start(first_tile);
+    float* partial =
+        depth_ > kDepthBlock ? scratch<float, Product>((tiles_.start(last_tile) - first_row) * stride) : nullptr;
+    // One tile: several panels at a time. Several: panel by panel, so that one stays in the cache for all of them.
+    const long width = last_tile - first_tile > 1 ? 1 : last - first;
+    for (long start = 0; start < depth_; start += kDepthBlock)
+      for (long panel = first; panel < last; panel += width)
+        tiles_.each(first_tile, last_tile, [&](long row, auto count) {
+          constexpr int kRows = count, kPanels = panels_at_once(kRows);
+          auto sums_at = [&](long p) { return partial + (row - first_row) * stride + (p - first) * kPanel; };
+          const Tiles<kPanels> panels(width);
+          panels.each(0, panels.count, [&](long p, auto num_panels) {
+            tile<kRows, num_panels>(row, panel + p, start, sums_at(panel + p), stride);
+          });
+        });
+  }
+
+  /// `kPanels` panels from number `panel` on times the tile of `kRows` rows from `row` on, over the k from `start` on.
+  template <int kRows, int kPanels>
+  void tile(long row, long panel, long start, float* partial, long partial_stride) const {
+    const long count = std::min(kDepthBlock, depth_ - start);
+    const PackedRows<A, kRows, Panel::kGroup> a{x_.numbers + row * depth_ + start * kRows};
+    const typename Panel::Element* b[kPanels];
+    OCTAVO_FOR (i, kPanels) b[i] = weight_ + ((panel + i) * depth_ + start) * kPanel;
+
+    Floats sums[kPanels][kRows][kVectors] = {};
+    auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
+    if (start)
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
+    if constexpr (std::is_same_v<Panel, Int8Panel>)
+      sum_stretches(a, b, row * num_stretches_ + start / kStretch * kRows, count, sums);
+    else
+      multiply<Panel>(a, b, count, kPanel, sums);
+    if (start + count < depth_) {
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) store(at(i, r, v), sums[i][r][v]);
+      return;
+    }
+    OCTAVO_FOR (i, kPanels)
+      OCTAVO_FOR (r, kRows)
+        OCTAVO_FOR (v, kVectors) out_.put(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
+  }
+
+  /// `multiply` for int8: exact within a stretch, in float32 over all stretches. `stretch`: index of the first scale.
+  template <int kRows, int kPanels>
+  void sum_stretches(const PackedRows<A, kRows, Panel::kGroup>& a, const typename Panel::Element* const (&b)[kPanels],
+                     long stretch, long count, Floats (&sums)[kPanels][kRows][kVectors]) const {
+    for (long k = 0; k < count; k += kStretch, stretch += kRows) {
+      const PackedRows<A, kRows, Panel::kGroup> rows{a.data + k * kRows};
+      const typename Panel::Element* panels[kPanels];
+      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel;
+      Ints products[kPanels][kRows][kVectors];
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} + x_.offsets[stretch + r];
+      multiply<Panel>(rows, panels, std::min(kStretch, count - k), kPanel, products);
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kVectors)
+            sums[i][r][v] += __builtin_convertvector(products[i][r][v], Floats) * x_.scales[stretch + r];
+    }
+  }
+
+  const Output out_;
+  const typename Panel::Element* const weight_;
+  const long depth_, num_stretches_;
+  const Tiles<kMaxRows> tiles_;
+  Packed<A> x_;
+};
+
+template <class Panel, class A>
+void product(const OctavoLinear& p) {
+  const Output out{p.out, int(p.out_dtype), p.out_stride, p.num_columns, p.bias, p.scales};
+  const Product<Panel, A> product(out, p.weight, p.num_rows, p.depth);
+  if (p.dtype == OCTAVO_BFLOAT16) return product.compute(static_cast<const BFloat16*>(p.x), p.x_stride);
+  if constexpr (!std::is_same_v<A, BFloat16>) product.compute(static_cast<const float*>(p.x), p.x_stride);
 }
 
 }  // namespace
@@ -275,28 +272,10 @@ extern "C" void octavo_pack(const void* weight, int64_t dtype, int64_t num_colum
 }
 
 extern "C" void octavo_linear(const OctavoLinear* p) {
-  const Output out{p->out, int(p->dtype), p->out_stride, p->num_columns, p->bias, p->scales};
-  const auto* wide = static_cast<const float*>(p->x);
-  const auto* narrow = static_cast<const BFloat16*>(p->x);
-  const bool is_narrow = p->dtype == OCTAVO_BFLOAT16;
-  long x_stride = p->x_stride;
-  if (p->weight_dtype == OCTAVO_INT8) {
-    const auto* weight = static_cast<const uint8_t*>(p->weight);
-    if (is_narrow) return int8_product(out, narrow, weight, p->num_rows, p->depth, x_stride);
-    return int8_product(out, wide, weight, p->num_rows, p->depth, x_stride);
-  }
-  const auto* weight = static_cast<const BFloat16*>(p->weight);
+  if (p->weight_dtype == OCTAVO_INT8) return product<Int8Panel, Int8Panel::Row>(*p);
+  if (p->weight_dtype == OCTAVO_FLOAT32) return product<FloatPanel, float>(*p);
 #if defined(__AVX512BF16__)
-  if (is_narrow && p->weight_dtype == OCTAVO_BFLOAT16)
-    return Product<BFloat16Panel, BFloat16>{out, narrow, weight, p->depth, x_stride}.compute(p->num_rows);
+  if (p->dtype == OCTAVO_BFLOAT16) return product<BFloat16Panel, BFloat16>(*p);
 #endif
-  if (is_narrow) {
-    wide = widened(narrow, p->num_rows, p->depth, x_stride);
-    x_stride = p->depth;
-  }
-  if (p->weight_dtype == OCTAVO_BFLOAT16)
-    Product<BFloat16Panel, float>{out, wide, weight, p->depth, x_stride}.compute(p->num_rows);
-  else
-    Product<FloatPanel, float>{out, wide, static_cast<const float*>(p->weight), p->depth, x_stride}.compute(
-        p->num_rows);
+  product<BFloat16Panel, float>(*p);
 }

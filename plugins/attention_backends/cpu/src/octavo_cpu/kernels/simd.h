@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -47,6 +48,15 @@ inline float widen(BFloat16 x) {
   float result;
   std::memcpy(&result, &bits, 4);
   return result;
+}
+
+/// A number as itself, or wider.
+template <class To, class From>
+inline To convert(From x) {
+  if constexpr (std::is_same_v<To, From>)
+    return x;
+  else
+    return widen(x);
 }
 
 template <class T>

@@ -1,26 +1,45 @@
 // The one product that everything is made of: a few rows times a few panels of columns, summed over k in order.
 //
-// Owns: the inner loop. Must never know: where rows and panels come from.
+// Owns: the inner loop, the cut of rows into tiles. Must never know: where rows and panels come from.
 // Every element of a result is summed in the same order whatever the number of rows and panels around it, so a row's
 // result does not depend on its neighbours.
 
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "simd.h"
 
 namespace octavo {
+
+/// A tile's rows, `kGroup` numbers of each in turn: [depth / kGroup, kRows, kGroup]. One address for all rows.
+template <class T, int kRows, int kGroup>
+struct PackedRows {
+  using Number = T;
+  const T* data;
+  const T* at(int row, long k) const { return data + k * kRows + row * kGroup; }
+};
+
+/// Rows at a fixed distance from each other.
+template <class T, int kDistance>
+struct SpacedRows {
+  using Number = T;
+  const T* data;
+  const T* at(int row, long k) const { return data + row * kDistance + k; }
+};
 
 /// A panel of float32: row k is a few vectors at `data + k * stride`.
 struct FloatPanel {
   using Element = float;
   static constexpr int kGroup = 1;  // rows of k that lie together
 
-  template <int kRows, int kVectors>
-  static inline void step(const float* const (&a)[kRows], long k, const float* b, Floats (&sums)[kRows][kVectors]) {
+  template <class Rows, int kRows, int kVectors>
+  static inline void step(const Rows& a, long k, const float* b, Floats (&sums)[kRows][kVectors]) {
     Floats columns[kVectors];
     OCTAVO_FOR (v, kVectors) columns[v] = load(b + v * kLanes);
     OCTAVO_FOR (r, kRows)
-      OCTAVO_FOR (v, kVectors) sums[r][v] += a[r][k] * columns[v];
+      OCTAVO_FOR (v, kVectors) sums[r][v] += *a.at(r, k) * columns[v];
   }
 };
 
@@ -29,8 +48,16 @@ struct BFloat16Panel {
   using Element = BFloat16;
   static constexpr int kGroup = 2;
 
-  template <int kRows, int kVectors>
-  static inline void step(const float* const (&a)[kRows], long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
+  template <class Rows, int kRows, int kVectors>
+  static inline void step(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
+    if constexpr (std::is_same_v<typename Rows::Number, float>)
+      widened(a, k, b, sums);
+    else
+      dot(a, k, b, sums);
+  }
+
+  template <class Rows, int kRows, int kVectors>
+  static inline void widened(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
     Floats even[kVectors], odd[kVectors];
     OCTAVO_FOR (v, kVectors) {
       const Ints pairs = load_as<Ints>(b + v * 2 * kLanes);
@@ -39,19 +66,18 @@ struct BFloat16Panel {
     }
     OCTAVO_FOR (r, kRows)
       OCTAVO_FOR (v, kVectors) {
-        sums[r][v] += a[r][k] * even[v];
-        sums[r][v] += a[r][k + 1] * odd[v];
+        sums[r][v] += a.at(r, k)[0] * even[v];
+        sums[r][v] += a.at(r, k)[1] * odd[v];
       }
   }
 
 #if defined(__AVX512BF16__)
-  template <int kRows, int kVectors>
-  static inline void step(const BFloat16* const (&a)[kRows], long k, const BFloat16* b,
-                          Floats (&sums)[kRows][kVectors]) {
+  template <class Rows, int kRows, int kVectors>
+  static inline void dot(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
     __m512bh columns[kVectors];
     OCTAVO_FOR (v, kVectors) columns[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * kLanes);
     OCTAVO_FOR (r, kRows) {
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(a[r] + k));
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
       OCTAVO_FOR (v, kVectors) sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], both, columns[v]);
     }
   }
@@ -71,8 +97,8 @@ struct Int8Panel {
   static constexpr int kGroup = 2, kOffset = 0;
 #endif
 
-  template <int kRows, int kVectors>
-  static inline void step(const Row* const (&a)[kRows], long k, const uint8_t* b, Ints (&sums)[kRows][kVectors]) {
+  template <class Rows, int kRows, int kVectors>
+  static inline void step(const Rows& a, long k, const uint8_t* b, Ints (&sums)[kRows][kVectors]) {
     OCTAVO_FOR (v, kVectors) {
       const uint8_t* column = b + v * kGroup * kLanes;
 #if defined(__AVX512VNNI__)
@@ -88,16 +114,16 @@ struct Int8Panel {
 #endif
       OCTAVO_FOR (r, kRows) {
 #if defined(__AVX512VNNI__)
-        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a[r] + k));
+        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
         sums[r][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][v], weights, row);
 #elif defined(__AVX512F__)
-        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a[r] + k));
+        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
         sums[r][v] += (Ints)_mm512_madd_epi16(row, weights);
 #elif defined(__AVX2__)
-        const __m256i row = _mm256_set1_epi32(load_as<int32_t>(a[r] + k));
+        const __m256i row = _mm256_set1_epi32(load_as<int32_t>(a.at(r, k)));
         sums[r][v] += (Ints)_mm256_madd_epi16(row, weights);
 #else
-        sums[r][v] += a[r][k] * even + a[r][k + 1] * odd;
+        sums[r][v] += a.at(r, k)[0] * even + a.at(r, k)[1] * odd;
 #endif
       }
     }
@@ -117,15 +143,15 @@ constexpr long kAhead = 4096;  // bytes; the processor's own prefetching stops a
 
 inline void prefetch(const void* from) { __builtin_prefetch(static_cast<const char*>(from) + kAhead); }
 
-/// sums[i][r] += a[r][0 … depth) · panel i. `stride`: elements from one row of a panel to the next.
-template <class Panel, class A, class Sum, int kRows, int kPanels, int kVectors>
-inline void multiply(const A* const (&a)[kRows], const typename Panel::Element* const (&panels)[kPanels], long depth,
-                     long stride, Sum (&sums)[kPanels][kRows][kVectors]) {
+/// sums[i][r] += row r of a, from its start, times panel i. `stride`: elements from one row of a panel to the next.
+template <class Panel, class Rows, class Sum, int kRows, int kPanels, int kVectors>
+inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels], long depth, long stride,
+                     Sum (&sums)[kPanels][kRows][kVectors]) {
   for (long k = 0; k < depth; k += Panel::kGroup)
     OCTAVO_FOR (i, kPanels) {
       const auto* row = panels[i] + k * stride;
       OCTAVO_FOR (v, kVectors) prefetch(row + v * Panel::kGroup * kLanes);
-      Panel::template step<kRows, kVectors>(a, k, row, sums[i]);
+      Panel::step(a, k, row, sums[i]);
     }
 }
 
@@ -136,7 +162,31 @@ constexpr int most_rows(int num_vectors, int num_sums = 1) {
   return (kRegisters - num_vectors - 2) / (num_vectors * num_sums);
 }
 
-/// The next smaller number of rows that there is a tile for: not all, since each costs time to compile.
-constexpr int fewer_rows(int num_rows) { return num_rows > 8 ? 8 : num_rows > 4 ? num_rows - 2 : num_rows - 1; }
+/// Rows cut into as few tiles of at most `kMaxRows` as can be, none more than a row larger than another.
+template <int kMaxRows>
+struct Tiles {
+  explicit Tiles(long num_rows) : count((num_rows + kMaxRows - 1) / kMaxRows), num_rows_(num_rows) {}
+
+  long start(long tile) const { return tile * (num_rows_ / count) + std::min(tile, num_rows_ % count); }
+
+  /// `function(row, number)` for each tile from `first` to `last`: its first row, and how many it has as a constant.
+  template <class Function>
+  void each(long first, long last, const Function& function) const {
+    for (long tile = first; tile < last; tile++)
+      with_constant<kMaxRows>(int(start(tile + 1) - start(tile)), [&](auto n) { function(start(tile), n); });
+  }
+
+  const long count;
+
+ private:
+  template <int kRows, class Function>
+  static void with_constant(int num_rows, const Function& function) {
+    if constexpr (kRows > 1)
+      if (num_rows < kRows) return with_constant<kRows - 1>(num_rows, function);
+    function(std::integral_constant<int, kRows>());
+  }
+
+  const long num_rows_;
+};
 
 }  // namespace octavo
