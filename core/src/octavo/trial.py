@@ -32,7 +32,7 @@ from typing import IO
 if sys.platform != "win32":
     import resource
 
-_BRIEF_SECONDS = 0.25
+_BRIEF_SECONDS = 0.1
 """A child busy with one job for longer goes to idle priority. What people wait for usually takes milliseconds, and what
 runs longer halves the speed of a model that uses all CPUs: measured on two, 0.52 of its speed beside a busy process,
 0.69 beside one of niceness 10, 0.66 of niceness 19, 0.955 of idle priority."""
