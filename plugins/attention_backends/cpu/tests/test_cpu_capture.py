@@ -12,7 +12,7 @@ from octavo import LLM, SamplingParams
 from octavo.spec import ForwardBatch
 from octavo.testing.tiny_models import FAMILIES, write_tiny_model
 from octavo_cpu.capture import CapturedForward
-from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, PackedLinear, TableLookup
+from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, PackedLinear, TableLookup, WeightMemory
 from octavo_cpu.library import logged_calls
 from octavo_cpu.program import Buffer, _Field, _place
 
@@ -51,7 +51,7 @@ class Pass(torch.nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.lookup = TableLookup(kernels, torch.randn(40, 64, generator=generator))
-        self.up = PackedLinear(kernels, torch.randn(192, 64, generator=generator))
+        self.up = PackedLinear(WeightMemory(kernels), torch.randn(192, 64, generator=generator))
         self.gate = FusedSiluAndMul(kernels)
         self.norm = FusedRMSNorm(kernels, torch.randn(96, generator=generator), 1e-6)
         self.between = between

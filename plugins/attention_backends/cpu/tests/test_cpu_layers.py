@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from octavo.nn import apply_rotary
-from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear
+from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear, WeightMemory
 from octavo_cpu.plugin import CPUOptions
 from octavo_cpu.transform import use_kernels
 
@@ -34,19 +34,22 @@ def test_a_product_is_that_of_torch(kernels, dtype, depth):
     for num_columns, num_rows in itertools.product([1, 7, 16, 31, 100], [1, 2, 3, 5, 6, 7, 13, 15, 40]):
         weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
         for bias in (None, random(num_columns, dtype=dtype, seed=2)):
-            out = PackedLinear(kernels, weight)(x, bias)
+            out = PackedLinear(WeightMemory(kernels), weight)(x, bias)
             assert_near(out, functional.linear(x, weight, bias), depth**0.5)
 
 
 def test_rows_may_lie_apart(kernels):
     wide, weight = random(9, 64), random(20, 24, seed=1)
     for x in (wide[:, 8:32], wide.t()[:24].t(), wide[::2, :24]):
-        assert_near(PackedLinear(kernels, weight)(x, None), functional.linear(x, weight), 5)
+        assert_near(PackedLinear(WeightMemory(kernels), weight)(x, None), functional.linear(x, weight), 5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(kernels, dtype):
-    layer, x = PackedLinear(kernels, random(70, 3000, dtype=dtype)), random(300, 3000, dtype=dtype, seed=1)
+    layer, x = (
+        PackedLinear(WeightMemory(kernels), random(70, 3000, dtype=dtype)),
+        random(300, 3000, dtype=dtype, seed=1),
+    )
     whole = layer(x, None)
     for first, num_rows in itertools.product([0, 17, 280], [1, 2, 3, 4, 7, 20]):
         assert torch.equal(layer(x[first : first + num_rows], None), whole[first : first + num_rows])
@@ -68,14 +71,14 @@ def int8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_int8_products_are_exact(kernels, dtype, depth):
     for num_columns, num_rows in itertools.product([1, 16, 31, 100], [1, 2, 3, 5, 7, 13, 40]):
         weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
-        out, expected = Int8Linear(kernels, weight)(x, None), int8_product(x, weight)
+        out, expected = Int8Linear(WeightMemory(kernels), weight)(x, None), int8_product(x, weight)
         # A number halfway between two may be rounded either way.
         assert_near(out, expected, depth**0.5 / (10 if dtype == torch.float32 else 1))
         assert_near(out, functional.linear(x, weight), depth**0.5 * (1e4 if dtype == torch.float32 else 5))
 
 
 def test_int8_rows_that_have_no_scale(kernels):
-    layer, x = Int8Linear(kernels, random(20, 64)), random(3, 64)
+    layer, x = Int8Linear(WeightMemory(kernels), random(20, 64)), random(3, 64)
     x[0], x[1, 5] = 0, torch.nan
     out = layer(x, torch.ones(20))
     assert torch.equal(out[0], torch.ones(20))
@@ -83,7 +86,7 @@ def test_int8_rows_that_have_no_scale(kernels):
 
 
 def test_no_rows_at_all(kernels):
-    assert PackedLinear(kernels, random(5, 8))(random(0, 8), None).shape == (0, 5)
+    assert PackedLinear(WeightMemory(kernels), random(5, 8))(random(0, 8), None).shape == (0, 5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,3 +138,14 @@ def test_a_model_that_the_kernels_cannot_serve_stays_as_it_is():
         before = list(model.state_dict())
         assert use_kernels(model, options) is model
         assert list(model.state_dict()) == before
+
+
+def test_weights_lie_apart_in_pieces_that_are_given_back(kernels):
+    memory = WeightMemory(kernels)
+    taken = [memory.take(size, dtype) for size, dtype in ((7, torch.int8), (33, torch.bfloat16), (5, torch.float32))]
+    for i, tensor in enumerate(taken):
+        tensor.fill_(i)
+    assert [(t[0].item(), len(t), t.data_ptr() % 64) for t in taken] == [(0, 7, 0), (1, 33, 0), (2, 5, 0)]
+    large = memory.take(40 << 20, torch.uint8)
+    assert large.untyped_storage().data_ptr() != taken[0].untyped_storage().data_ptr()
+    assert memory.take(8, torch.uint8).untyped_storage().data_ptr() != taken[0].untyped_storage().data_ptr()

@@ -21,18 +21,41 @@ from octavo_cpu.library import (
     SiluAndMulCall,
 )
 
+_LINE_BYTES = 64
+_PIECE_BYTES = 32 << 20
+
+
+class WeightMemory:
+    """Memory for packed weights, in large pieces on huge pages: small ones cost a search in the page tables each.
+
+    A piece is given back when no weight in it is used any more.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self._piece = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:  # [size]
+        num_bytes = -(-size * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
+        if num_bytes > len(self._piece):
+            self._piece = torch.empty(max(num_bytes, _PIECE_BYTES), dtype=torch.uint8)
+            self.kernels.advise_huge_pages(self._piece.data_ptr(), self._piece.nbytes)
+        taken, self._piece = self._piece[:num_bytes], self._piece[num_bytes:]
+        return taken.view(dtype)[:size]
+
 
 class PackedLinear:
     """A linear layer's product over a packed copy of its weight. A row's result does not depend on other rows."""
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
         """`weight` [out, in]; `in` is even, for int8 a multiple of 4. `out_dtype`: that of the input if None."""
+        kernels = memory.kernels
         self._linear = kernels.linear
         self._out, self._in = weight.shape
         self._out_dtype = out_dtype
         weight = weight.contiguous()
         self._weight_dtype = WEIGHT_DTYPES[weight.dtype]
-        self._packed = torch.empty(kernels.packed_columns(self._out) * self._in, dtype=weight.dtype)
+        self._packed = memory.take(kernels.packed_columns(self._out) * self._in, weight.dtype)
         kernels.pack(weight.data_ptr(), self._weight_dtype, self._out, self._in, self._packed.data_ptr())
         self._scales: torch.Tensor | None = None
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -71,11 +94,11 @@ class Int8Linear(PackedLinear):
     short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861, section 4).
     """
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
         """`weight` [out, in], floating point; `in` is a multiple of 4."""
         scales = weight.float().abs().amax(dim=1) / 127
-        super().__init__(kernels, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8), out_dtype)
-        self._scales = torch.zeros(kernels.packed_columns(len(scales)))
+        super().__init__(memory, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8), out_dtype)
+        self._scales = torch.zeros(memory.kernels.packed_columns(len(scales)))
         self._scales[: len(scales)] = scales
 
 

@@ -143,6 +143,7 @@ class Kernels:
         self.set_num_threads = function("set_num_threads", c_int64)
         self.packed_columns = function("packed_columns", c_int64, result=c_int64)
         self.pack = function("pack", c_void_p, c_int64, c_int64, c_int64, c_void_p)
+        self.advise_huge_pages = function("advise_huge_pages", c_void_p, c_int64)
         self.replay = function("replay", c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64)
         self.num_lanes: int = function("lanes", result=c_int64)()
         """Numbers in one vector."""

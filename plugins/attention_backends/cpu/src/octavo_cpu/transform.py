@@ -22,8 +22,9 @@ from octavo_cpu.layers import (
     PackedLinear,
     RotationLookup,
     TableLookup,
+    WeightMemory,
 )
-from octavo_cpu.library import DTYPES, Kernels, load_kernels
+from octavo_cpu.library import DTYPES, load_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ def use_kernels(model: Any, options: Any) -> Any:
         _warn_once(reason)
         return model
     kernels = load_kernels(options.isa)
+    memory = WeightMemory(kernels)
     for module in model.modules():
-        _serve(module, kernels, options.quantization == "int8")
+        _serve(module, memory, options.quantization == "int8")
     if options.capture:
         model.forward = CapturedForward(model, kernels)
     return model
@@ -53,15 +55,16 @@ def _warn_once(reason: str) -> None:
     logger.warning("the CPU kernels cannot be used, which costs much speed: %s", reason)
 
 
-def _serve(module: torch.nn.Module, kernels: Kernels, int8: bool) -> None:
+def _serve(module: torch.nn.Module, memory: WeightMemory, int8: bool) -> None:
     """Give one layer its kernel, unless it has one from elsewhere."""
+    kernels = memory.kernels
     if isinstance(module, Projection) and module.kernel is None and module.weight.dtype in DTYPES:
         depth = module.weight.shape[1]
         out_dtype = torch.float32 if isinstance(module, LMHead) else None  # what samplers want, without a conversion
         if int8 and depth % 4 == 0:
-            module.take_over(Int8Linear(kernels, module.weight, out_dtype))
+            module.take_over(Int8Linear(memory, module.weight, out_dtype))
         elif depth % 2 == 0:  # bfloat16 is multiplied in pairs
-            module.take_over(PackedLinear(kernels, module.weight, out_dtype))
+            module.take_over(PackedLinear(memory, module.weight, out_dtype))
     elif isinstance(module, RMSNorm) and module.kernel is None and module.weight.dtype in DTYPES:
         if module.weight.shape[0] % kernels.num_lanes == 0:
             module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)

@@ -111,6 +111,9 @@ void octavo_set_num_threads(int64_t num_threads);
 /// Numbers in one vector of the target: `size` and `half` above are multiples of it.
 int64_t octavo_lanes();
 
+/// Ask the system to back memory that was not touched yet by pages of megabytes, where it can.
+void octavo_advise_huge_pages(void* memory, int64_t num_bytes);
+
 /// Columns that a packed weight has: `num_columns`, rounded up to whole panels.
 int64_t octavo_packed_columns(int64_t num_columns);
 

@@ -81,15 +81,11 @@ class Attention {
     for (const Tile& tile : tiles) longest = std::max(longest, num_spans(tile));
     // Spans of a tile go to different threads only where there are too few tiles to go round.
     if (longest > 1 && long(tiles.size()) < 4 * num_threads()) return run_spans(tiles);
-    parallel(long(tiles.size()), [&](long t) {
-      const Workspace work(p_.head_dim);
-      Sums span = work.sums(1), total = work.sums(0);
-      reset(total, rows_of(tiles[t]));
-      for (long i = 0; i < num_spans(tiles[t]); i++) {
-        attend(tiles[t], i, work, span);
-        merge(span, rows_of(tiles[t]), total);
-      }
-      finish(tiles[t], total);
+    // All heads of a sequence in one item where there are many, since each fetches the next one's keys.
+    const long num_tiles = long(tiles.size());
+    const long share = num_tiles < 8 * num_threads() * p_.num_kv_heads ? 1 : p_.num_kv_heads;
+    parallel((num_tiles + share - 1) / share, [&](long item) {
+      for (long t = item * share; t < std::min((item + 1) * share, num_tiles); t++) attend_all(tiles[t]);
     });
   }
 
@@ -115,6 +111,17 @@ class Attention {
     float* scores;
     Row* weights;
   };
+
+  void attend_all(const Tile& tile) const {
+    const Workspace work(p_.head_dim);
+    Sums span = work.sums(1), total = work.sums(0);
+    reset(total, rows_of(tile));
+    for (long i = 0; i < num_spans(tile); i++) {
+      attend(tile, i, work, span);
+      merge(span, rows_of(tile), total);
+    }
+    finish(tile, total);
+  }
 
   void run_spans(const std::vector<Tile>& tiles) const {
     std::vector<long> first(tiles.size() + 1);  // where the sums of each tile's spans are kept
@@ -235,6 +242,14 @@ class Attention {
     return page(keys_, block, tile.kv_head) + offset / kKeys * kKeys * p_.head_dim;
   }
 
+  /// The page of keys that is needed about a chunk after the values at `position`: to be fetched, so any will do.
+  const T* keys_after(const Tile& tile, long position) const {
+    if (position + kChunk < end_of(tile))
+      return page(keys_, table(tile)[(position + kChunk) / p_.block_size], tile.kv_head);
+    const long first = first_key(tile.first_position) / kChunk * kChunk + position % kChunk;
+    return page(keys_, table(tile)[first / p_.block_size], std::min<long>(tile.kv_head + 1, p_.num_kv_heads - 1));
+  }
+
   const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
 
   /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
@@ -247,12 +262,13 @@ class Attention {
       constexpr int kRows = count, kPanels = panels_at_once(kRows);
       const PackedRows<Row, kRows, kGroup> a{work.queries + row * p_.head_dim};
       for (long position = first; position <= last; position += kPanels * kKeys) {
-        const T* together[kPanels];
+        const T *together[kPanels], *ahead[kPanels];
         long at[kPanels];
         OCTAVO_FOR (i, kPanels) at[i] = std::min(position + i * kKeys, last) - chunk;  // the last one again, if need be
         OCTAVO_FOR (i, kPanels) together[i] = panels[at[i] / kKeys];
+        OCTAVO_FOR (i, kPanels) ahead[i] = together[i] + (values_ - keys_);  // the values of these keys
         Floats sums[kPanels][kRows][kKeyVectors] = {};
-        multiply<Panel>(a, together, p_.head_dim, kKeys, sums);
+        multiply<Panel>(a, together, ahead, p_.head_dim, kKeys, sums);
         OCTAVO_FOR (i, kPanels)
           OCTAVO_FOR (r, kRows)
             OCTAVO_FOR (v, kKeyVectors) store(work.scores + (row + r) * kChunk + at[i] + v * kLanes, sums[i][r][v]);
@@ -321,9 +337,12 @@ class Attention {
                    const Workspace& work, Floats (&sums)[kPanels][kRows][kKeyVectors]) const {
     const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head);
     const long block = from / p_.block_size * p_.block_size;
+    const T* keys = keys_after(tile, from);
     auto add = [&](long position, long count, const T* const(&panels)[kPanels], long stride) {
       const SpacedRows<Row, kChunk> a{work.weights + row * kChunk + (position - chunk)};
-      multiply<Panel>(a, panels, count, stride, sums);
+      const T* ahead[kPanels];
+      OCTAVO_FOR (i, kPanels) ahead[i] = keys + (position - block) * p_.head_dim + at[i] * kGroup;
+      multiply<Panel>(a, panels, ahead, count, stride, sums);
     };
     auto whole_groups = [&](long position, long count) {
       const T* panels[kPanels];

@@ -19,8 +19,9 @@ constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;  // columns in a panel
 constexpr long kDepthBlock = 2048;         // k summed before sums go through memory; fixed, so that the order is too
 constexpr int kMostPanels = 4;             // panels that few rows go over at a time
-constexpr long kItemsPerThread = 16;       // so that a thread that is slowed down leaves its share to the others
-constexpr long kRowsBytes = 1 << 18;       // rows of x that are worked on together should stay in the L2 cache
+constexpr long kAhead = 4096;  // bytes of a panel between what is read and what is fetched: over the end of the page
+constexpr long kItemsPerThread = 16;  // so that a thread that is slowed down leaves its share to the others
+constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
 
 /// Panel after panel; in each the rows of k, `depth_group` of them interleaved. Columns that do not exist are zero.
 template <class T>
@@ -191,8 +192,10 @@ class Product {
   void tile(long row, long panel, long start, float* partial, long partial_stride) const {
     const long count = std::min(kDepthBlock, depth_ - start);
     const PackedRows<A, kRows, Panel::kGroup> a{x_.numbers + row * depth_ + start * kRows};
-    const typename Panel::Element* b[kPanels];
+    using Element = typename Panel::Element;
+    const Element *b[kPanels], *ahead[kPanels];
     OCTAVO_FOR (i, kPanels) b[i] = weight_ + ((panel + i) * depth_ + start) * kPanel;
+    OCTAVO_FOR (i, kPanels) ahead[i] = b[i] + kAhead / long(sizeof(Element));
 
     Floats sums[kPanels][kRows][kVectors] = {};
     auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
@@ -201,9 +204,9 @@ class Product {
         OCTAVO_FOR (r, kRows)
           OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
     if constexpr (std::is_same_v<Panel, Int8Panel>)
-      sum_stretches(a, b, row * num_stretches_ + start / kStretch * kRows, count, sums);
+      sum_stretches(a, b, ahead, row * num_stretches_ + start / kStretch * kRows, count, sums);
     else
-      multiply<Panel>(a, b, count, kPanel, sums);
+      multiply<Panel>(a, b, ahead, count, kPanel, sums);
     if (start + count < depth_) {
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
@@ -218,16 +221,17 @@ class Product {
   /// `multiply` for int8: exact within a stretch, in float32 over all stretches. `stretch`: index of the first scale.
   template <int kRows, int kPanels>
   void sum_stretches(const PackedRows<A, kRows, Panel::kGroup>& a, const typename Panel::Element* const (&b)[kPanels],
-                     long stretch, long count, Floats (&sums)[kPanels][kRows][kVectors]) const {
+                     const typename Panel::Element* const (&ahead)[kPanels], long stretch, long count,
+                     Floats (&sums)[kPanels][kRows][kVectors]) const {
     for (long k = 0; k < count; k += kStretch, stretch += kRows) {
       const PackedRows<A, kRows, Panel::kGroup> rows{a.data + k * kRows};
-      const typename Panel::Element* panels[kPanels];
-      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel;
+      const typename Panel::Element *panels[kPanels], *next[kPanels];
+      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel, next[i] = ahead[i] + k * kPanel;
       Ints products[kPanels][kRows][kVectors];
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
           OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} + x_.offsets[stretch + r];
-      multiply<Panel>(rows, panels, std::min(kStretch, count - k), kPanel, products);
+      multiply<Panel>(rows, panels, next, std::min(kStretch, count - k), kPanel, products);
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
           OCTAVO_FOR (v, kVectors)

@@ -139,19 +139,16 @@ template <class Panel>
 using RowElement = float;
 #endif
 
-constexpr long kAhead = 4096;  // bytes; the processor's own prefetching stops at the end of a page
-
-inline void prefetch(const void* from) { __builtin_prefetch(static_cast<const char*>(from) + kAhead); }
-
 /// sums[i][r] += row r of a, from its start, times panel i. `stride`: elements from one row of a panel to the next.
+/// On the way the same stretches of `ahead` are fetched into the cache: what is multiplied next.
 template <class Panel, class Rows, class Sum, int kRows, int kPanels, int kVectors>
-inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels], long depth, long stride,
+inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels],
+                     const typename Panel::Element* const (&ahead)[kPanels], long depth, long stride,
                      Sum (&sums)[kPanels][kRows][kVectors]) {
   for (long k = 0; k < depth; k += Panel::kGroup)
     OCTAVO_FOR (i, kPanels) {
-      const auto* row = panels[i] + k * stride;
-      OCTAVO_FOR (v, kVectors) prefetch(row + v * Panel::kGroup * kLanes);
-      Panel::step(a, k, row, sums[i]);
+      OCTAVO_FOR (v, kVectors) __builtin_prefetch(ahead[i] + k * stride + v * Panel::kGroup * kLanes);
+      Panel::step(a, k, panels[i] + k * stride, sums[i]);
     }
 }
 
