@@ -41,7 +41,7 @@ def test_a_captured_engine_is_the_same_bit_for_bit(tmp_path, family, dtype, capl
                     outputs(llm)
             # Only the head is still called from here; everything else comes out of the program.
             assert len({(type(call), call.weight) for _, call in calls}) == 1
-    assert not caplog.records
+    assert not [record.message for record in caplog.records if "not captured" in record.message]
 
 
 class Pass(torch.nn.Module):
@@ -105,7 +105,8 @@ def test_what_is_more_than_kernels_stays_as_it_was(kernels, caplog, between, rea
         for num_tokens in (1, 6, 9):
             batch = batch_of(num_tokens)
             assert torch.equal(forward(batch), model.forward(batch))
-    assert [reason in record.message for record in caplog.records] == [True]
+    refusals = [record.message for record in caplog.records if "not captured" in record.message]
+    assert [reason in message for message in refusals] == [True]
 
 
 def test_what_is_done_behind_torchs_back_is_noticed(kernels, caplog):

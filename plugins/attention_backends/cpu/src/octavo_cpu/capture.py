@@ -37,6 +37,7 @@ class CapturedForward:
     def __init__(self, model: Any, kernels: Kernels) -> None:
         self._forward, self._model, self._kernels = model.forward, model, kernels
         self._layers: list[Attention] = []
+        self._group_ids: list[int] = []
         self._caches: list[torch.Tensor | None] | None = None
         self._program: Program | None = None
 
@@ -45,19 +46,28 @@ class CapturedForward:
             self._capture()
         if self._program is None or batch.adapter_ids is not None or batch.intermediate:
             return self._forward(batch)
-        return _replay(self._program, batch)
+        return self._replay(self._program, batch)
+
+    def _replay(self, program: Program, batch: ForwardBatch) -> torch.Tensor:
+        bases: dict[Hashable, int] = {"input_ids": batch.input_ids.data_ptr(), "positions": batch.positions.data_ptr()}
+        for group_id in self._group_ids:  # there may be others, of a drafter
+            call = batch.attention[group_id].call
+            for name in STEP_FIELDS:
+                bases[group_id, name] = getattr(call, name)
+        return program.run(batch.input_ids.shape[0], bases)
 
     def _capture(self) -> None:
         """Again for every binding of the layers to a KV cache."""
         self._layers = list(attention_layers(self._model).values())
         self._caches = [layer.kv_cache for layer in self._layers]
+        self._group_ids = sorted({layer.group_id for layer in self._layers})
         self._program = None
         try:
             self._forward(self._null_batch(_SIZES[0]))  # whatever is made at first use
             recordings = [self._record(num_tokens) for num_tokens in _SIZES]
             program = fit([recording.describe() for recording in recordings], self._kernels)
             last = recordings[-1]
-            if not torch.equal(_replay(program, last.batch), last.hidden):
+            if not torch.equal(self._replay(program, last.batch), last.hidden):
                 raise Refused("a replay has other hidden states")
         except Refused as reason:
             logger.info("forward passes are not captured: %s", reason)
@@ -78,15 +88,13 @@ class CapturedForward:
 
     def _null_batch(self, num_tokens: int) -> ForwardBatch:
         """One sequence in the null block."""
-        backends = {layer.group_id: (layer.backend, layer.spec.block_size) for layer in self._layers}
-        if sorted(backends) != list(range(len(backends))):
-            raise Refused("not all KV cache groups are the model's own")
-        metadata = []
-        for group_id in range(len(backends)):
-            backend, block_size = backends[group_id]
-            assert backend is not None, "layers are bound before the first pass"
-            metadata.append(backend.build_metadata(_null_inputs(num_tokens, block_size)))
-        if not all(isinstance(step, StepCall) for step in metadata):
+        metadata: list[Any] = [None] * (1 + max(self._group_ids, default=-1))
+        for layer in self._layers:
+            assert layer.backend is not None, "layers are bound before the first pass"
+            if metadata[layer.group_id] is None:
+                inputs = _null_inputs(num_tokens, layer.spec.block_size)
+                metadata[layer.group_id] = layer.backend.build_metadata(inputs)
+        if not all(isinstance(metadata[group_id], StepCall) for group_id in self._group_ids):
             raise Refused("another attention backend serves some of the layers")
         zeros = torch.zeros(num_tokens, dtype=torch.int64)
         return ForwardBatch(zeros, zeros.clone(), metadata)
@@ -109,14 +117,6 @@ def _null_inputs(num_tokens: int, block_size: int) -> AttentionMetadataInputs:
         max_seq_len=num_tokens,
         block_size=block_size,
     )
-
-
-def _replay(program: Program, batch: ForwardBatch) -> torch.Tensor:
-    bases: dict[Hashable, int] = {"input_ids": batch.input_ids.data_ptr(), "positions": batch.positions.data_ptr()}
-    for group_id, step in enumerate(batch.attention):
-        for name in STEP_FIELDS:
-            bases[group_id, name] = getattr(step.call, name)
-    return program.run(batch.input_ids.shape[0], bases)
 
 
 class _Watch(TorchDispatchMode):
@@ -185,4 +185,5 @@ class Recording:
         return slots
 
     def _group_of(self, call: AttentionCall) -> int:
-        return next(i for i, step in enumerate(self.batch.attention) if step.call.slot_mapping == call.slot_mapping)
+        steps = ((i, step) for i, step in enumerate(self.batch.attention) if step is not None)
+        return next(i for i, step in steps if step.call.slot_mapping == call.slot_mapping)
