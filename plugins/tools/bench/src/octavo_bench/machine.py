@@ -33,9 +33,9 @@ def measure_machine(
 
     Bandwidth is the best of a sum over a buffer, a product of a matrix with a vector (both read) and a copy (which
     reads and writes), over `num_bytes` in all. The rate is the best product of two matrices of `dtype` among `shapes`,
-    with the second one as it is and transposed, as the weights of a linear layer are. On a CPU products in float32 count
-    too: nothing keeps an engine from widening its numbers, and where there are no fast instructions for fewer bits, or
-    none at all, that is the faster way.
+    with the second one as it is and transposed, as the weights of a linear layer are. On a CPU products in float32
+    count too: nothing keeps an engine from widening its numbers, and where there are no fast instructions for fewer
+    bits, or none at all, that is the faster way.
     """
     dtypes = {dtype, "float32"} if device == "cpu" else {dtype}
     with torch.inference_mode():
