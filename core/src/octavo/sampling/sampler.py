@@ -51,9 +51,9 @@ def choose(scores: torch.Tensor, keys: np.ndarray) -> np.ndarray:
 
 
 def best(scores: torch.Tensor) -> np.ndarray:  # [num_rows, vocab_size] -> [num_rows] int64
-    """The token with the highest score in each row; of several the first."""
+    """The token with the highest score (float32) in each row; of several the first."""
     if scores.device.type == "cpu":
-        return scores.numpy().argmax(axis=-1)  # vectorised, which torch's is not: 12 times as fast
+        return scores.numpy().argmax(axis=-1)  # vectorised, which torch's is not: 12 times as fast on one core
     return scores.argmax(dim=-1).cpu().numpy()
 
 

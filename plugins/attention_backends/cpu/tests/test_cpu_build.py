@@ -6,11 +6,13 @@ import logging
 import multiprocessing
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from octavo_cpu import build
+from octavo_cpu.library import load_kernels
 
 FAST = ("-std=c++17", "-O0", "-fPIC", "-pthread")
 
@@ -104,3 +106,10 @@ def test_a_cache_that_cannot_be_made_is_gone_without(monkeypatch, tmp_path, capl
     with caplog.at_level(logging.WARNING):
         assert build.library("portable", FAST).exists()
     assert "compiled kernels are not kept" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a processor has is known on Linux only")
+def test_an_instruction_set_that_the_processor_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr("octavo_cpu.library.supported_isas", lambda: ["avx2", "portable"])
+    with pytest.raises(build.BuildError, match=r"has no avx512_vnni, only avx2, portable; set plugins\.cpu\.isa"):
+        load_kernels("avx512_vnni")

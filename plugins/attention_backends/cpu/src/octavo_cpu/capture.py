@@ -9,7 +9,9 @@ Owns: recordings and the proof that a replay is the same. Must never know: which
 
 from __future__ import annotations
 
+import inspect
 import logging
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from ctypes import c_void_p
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.nn import Attention, attention_layers
+from octavo.nn import Attention, RotaryEmbedding, attention_layers
 from octavo.spec import AttentionMetadataInputs, ForwardBatch
 from octavo_cpu.attention import STEP_FIELDS, StepCall
 from octavo_cpu.library import AttentionCall, Call, Kernel, Kernels, logged_calls
@@ -28,56 +30,79 @@ from octavo_cpu.program import Buffer, Pass, Program, Refused, Slot, fit, words_
 logger = logging.getLogger(__name__)
 
 _SIZES = (2, 3, 5)
-"""Tokens of the passes that are recorded; they fit into one block of every size."""
+"""Tokens of the passes that are recorded: two make a line, the third must be on it."""
+_PROOF_SIZE = 16
+"""Tokens of the pass that a replay is compared with: as many as fit into one block of every size."""
+
+
+class _Binding:
+    """What a layer was bound to. It does not keep the KV cache alive."""
+
+    def __init__(self, layer: Attention) -> None:
+        assert layer.kv_cache is not None, "layers are bound before the first pass"
+        self._backend, self._group_id, self._cache = layer.backend, layer.group_id, weakref.ref(layer.kv_cache)
+
+    def holds(self, layer: Attention) -> bool:
+        same = layer.backend is self._backend and layer.group_id == self._group_id
+        return same and layer.kv_cache is self._cache()
 
 
 class CapturedForward:
     """`forward` of a model whose layers have their kernels."""
 
     def __init__(self, model: Any, kernels: Kernels) -> None:
-        self._forward, self._model, self._kernels = model.forward, model, kernels
+        # No reference to the model, which refers to this: what it holds should go as soon as nobody uses it.
+        self._model: Callable[[], Any] = weakref.ref(model)
+        self._kernels = kernels
+        forward = model.forward
+        self._forward: Callable[[], Any] = weakref.WeakMethod(forward) if inspect.ismethod(forward) else lambda: forward
+        self._bindings: list[_Binding] | None = None
         self._layers: list[Attention] = []
         self._group_ids: list[int] = []
-        self._caches: list[torch.Tensor | None] | None = None
         self._program: Program | None = None
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:  # [num_tokens, hidden_size]
-        if self._caches is None or any(a.kv_cache is not b for a, b in zip(self._layers, self._caches, strict=True)):
+        """Replayed, unless the pass could not be captured, or needs more than tokens. Not thread-safe."""
+        if self._bindings is None or not all(map(_Binding.holds, self._bindings, self._layers)):
             self._capture()
         if self._program is None or batch.adapter_ids is not None or batch.intermediate:
-            return self._forward(batch)
+            return self._run(batch)
         return self._replay(self._program, batch)
+
+    def _run(self, batch: ForwardBatch) -> torch.Tensor:
+        return self._forward()(batch)
 
     def _replay(self, program: Program, batch: ForwardBatch) -> torch.Tensor:
         bases: dict[Hashable, int] = {"input_ids": batch.input_ids.data_ptr(), "positions": batch.positions.data_ptr()}
         for group_id in self._group_ids:  # there may be others, of a drafter
             call = batch.attention[group_id].call
             for name in STEP_FIELDS:
-                bases[group_id, name] = getattr(call, name)
+                bases[group_id, name] = getattr(call, name) or 0  # a null pointer is None
         return program.run(batch.input_ids.shape[0], bases)
 
     def _capture(self) -> None:
-        """Again for every binding of the layers to a KV cache."""
-        self._layers = list(attention_layers(self._model).values())
-        self._caches = [layer.kv_cache for layer in self._layers]
-        self._group_ids = sorted({layer.group_id for layer in self._layers})
+        """Again for every binding of the layers to backends and KV caches."""
         self._program = None
+        self._layers = list(attention_layers(self._model()).values())
+        self._group_ids = sorted({layer.group_id for layer in self._layers})
         try:
-            self._forward(self._null_batch(_SIZES[0]))  # whatever is made at first use
+            self._run(self._null_batch(_SIZES[0]))  # whatever is made at first use
             recordings = [self._record(num_tokens) for num_tokens in _SIZES]
             program = fit([recording.describe() for recording in recordings], self._kernels)
-            last = recordings[-1]
-            if not torch.equal(self._replay(program, last.batch), last.hidden):
+            proof = self._null_batch(_PROOF_SIZE)
+            expected = self._run(proof)
+            if not torch.equal(self._replay(program, proof), expected):
                 raise Refused("a replay has other hidden states")
         except Refused as reason:
             logger.info("forward passes are not captured: %s", reason)
         else:
             self._program = program
+        self._bindings = [_Binding(layer) for layer in self._layers]
 
     def _record(self, num_tokens: int) -> Recording:
         batch = self._null_batch(num_tokens)
         with logged_calls() as calls, _Watch() as watch:
-            hidden = self._forward(batch)
+            hidden = self._run(batch)
         if watch.foreign is not None:
             raise Refused(f"{watch.foreign} is no kernel")
         if not isinstance(hidden, torch.Tensor) or hidden.dim() != 2 or not hidden.is_contiguous():
@@ -96,8 +121,10 @@ class CapturedForward:
                 metadata[layer.group_id] = layer.backend.build_metadata(inputs)
         if not all(isinstance(metadata[group_id], StepCall) for group_id in self._group_ids):
             raise Refused("another attention backend serves some of the layers")
-        zeros = torch.zeros(num_tokens, dtype=torch.int64)
-        return ForwardBatch(zeros, zeros.clone(), metadata)
+        # Every token is another, so that no two rows are alike, and none is out of range for the smallest of models.
+        model, tokens = self._model(), torch.arange(num_tokens)
+        rotary = [len(module.cos) for module in model.modules() if isinstance(module, RotaryEmbedding)]
+        return ForwardBatch(tokens.flip(0) % model.vocab_size, tokens % min(rotary, default=num_tokens), metadata)
 
 
 def _null_inputs(num_tokens: int, block_size: int) -> AttentionMetadataInputs:
@@ -171,7 +198,7 @@ class Recording:
             calls=[(kernel, call, self._slots(call, locate)) for kernel, call in self.calls],
             buffer_bytes=[tensor.nbytes for tensor in self.made],
             output=output.base,
-            like=self.hidden,
+            hidden=self.hidden,
         )
 
     def _slots(self, call: Call, locate: Callable[[int], Slot]) -> list[Slot]:

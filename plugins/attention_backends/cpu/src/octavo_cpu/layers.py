@@ -36,12 +36,19 @@ class WeightMemory:
         self._piece = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:  # [size]
+        """Memory for `size` numbers, which it does not set."""
         num_bytes = -(-size * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
+        if num_bytes > _PIECE_BYTES // 2:
+            return self._allocate(num_bytes).view(dtype)[:size]
         if num_bytes > len(self._piece):
-            self._piece = torch.empty(max(num_bytes, _PIECE_BYTES), dtype=torch.uint8)
-            self.kernels.advise_huge_pages(self._piece.data_ptr(), self._piece.nbytes)
+            self._piece = self._allocate(_PIECE_BYTES)
         taken, self._piece = self._piece[:num_bytes], self._piece[num_bytes:]
         return taken.view(dtype)[:size]
+
+    def _allocate(self, num_bytes: int) -> torch.Tensor:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        self.kernels.advise_huge_pages(memory.data_ptr(), num_bytes)
+        return memory
 
 
 class PackedLinear:
@@ -63,6 +70,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
+        assert x.shape[1:] == (self._in,), f"an input of {tuple(x.shape)} for {self._in} features"
         x = x if x.stride(-1) == 1 else x.contiguous()
         if bias is not None and (self._bias is None or self._bias[0] is not bias):
             self._bias = (bias, bias.float())
@@ -202,6 +210,9 @@ class InPlaceRotate:
 
 def gather(kernels: Kernels, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """`table[indices]`: `table` [num_rows, size] contiguous, `indices` [num_tokens] int64, within the table."""
+    assert indices.dtype == torch.int64
+    assert indices.is_contiguous()
+    assert table.is_contiguous()
     out = torch.empty(indices.shape[0], table.shape[1], dtype=table.dtype)
     kernels.gather(
         GatherCall(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Generator
 from ctypes import POINTER, c_double, c_int64, c_void_p
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from octavo_cpu.build import library
+from octavo_cpu.build import BuildError, library, supported_isas
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers of the dtypes in the C interface."""
@@ -151,6 +152,9 @@ class Kernels:
 
 def load_kernels(isa: str = "auto") -> Kernels:
     """The kernels for an instruction set, with as many threads as torch. Raises `BuildError` if they cannot be had."""
+    found = supported_isas()
+    if sys.platform == "linux" and isa not in ("auto", *found):
+        raise BuildError(f"this processor has no {isa}, only {', '.join(found)}; set plugins.cpu.isa to one of these")
     kernels = _open(isa)
     kernels.set_num_threads(torch.get_num_threads())
     return kernels

@@ -22,6 +22,10 @@ _ALIGNMENT = 64
 """Bytes: a line of the cache."""
 
 
+_NOTHING, _MEMORY, _OUTPUT, _NUM_OWN = range(4)
+"""The bases that a program has of itself."""
+
+
 class Refused(Exception):
     """Why passes cannot be replayed, in one clause."""
 
@@ -33,7 +37,7 @@ class Buffer(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What a field of a call was: so much beyond `base`; None: a number."""
+    """What a field of a call was: so many bytes beyond `base`; None: a number."""
 
     base: Hashable
     value: int
@@ -47,7 +51,7 @@ class Pass:
     calls: Sequence[tuple[Kernel, Call, Sequence[Slot]]]
     buffer_bytes: Sequence[int]
     output: Buffer
-    like: torch.Tensor
+    hidden: torch.Tensor
     """The result, [num_tokens, size]."""
 
 
@@ -134,13 +138,14 @@ class Program:
 
     def __init__(self, first: Pass, fields: Sequence[_Field], sizes: Sequence[int], kernels: Kernels) -> None:
         self._replay = kernels.replay
-        self._size, self._dtype = first.like.shape[1], first.like.dtype
+        self._size, self._dtype = first.hidden.shape[1], first.hidden.dtype
         inner = [f for f in fields if f.base != first.output]
         places, self._bytes_per_token = _place(inner, sizes)
         self._memory = torch.empty(0, dtype=torch.uint8)
-        names = dict.fromkeys([None, "memory", "output", *(f.base for f in fields if not isinstance(f.base, Buffer))])
-        self._number = {name: i for i, name in enumerate(names)}
-        self._bases = (ctypes.c_int64 * len(names))()
+        outer = dict.fromkeys(f.base for f in fields if f.base is not None and not isinstance(f.base, Buffer))
+        self._outer: dict[Hashable, int] = {base: _NUM_OWN + i for i, base in enumerate(outer)}
+        """Where in `_bases` those are that each step brings along."""
+        self._bases = (ctypes.c_int64 * (_NUM_OWN + len(outer)))()
         self._kept = [call for _, call, _ in first.calls]
         """Owns the calls' fields, which are overwritten by each replay."""
         self._calls = (KeptCall * len(first.calls))(
@@ -148,23 +153,24 @@ class Program:
         )
         self._patches = (Patch * len(fields))()
         for patch, field in zip(self._patches, fields, strict=True):
-            base, per_token = field.base, field.per_token
-            if isinstance(base, Buffer):
-                per_token += places.get(base, 0)
-                base = "output" if base == first.output else "memory"
+            per_token = field.per_token
+            if isinstance(field.base, Buffer):
+                number = _OUTPUT if field.base == first.output else _MEMORY
+                per_token += places.get(field.base, 0)
+            else:
+                number = _NOTHING if field.base is None else self._outer[field.base]
             patch.field = ctypes.addressof(self._kept[field.call]) + 8 * field.index
-            patch.base, patch.constant, patch.per_token = self._number[base], field.constant, per_token
+            patch.base, patch.constant, patch.per_token = number, field.constant, per_token
 
     def run(self, num_tokens: int, bases: Mapping[Hashable, int]) -> torch.Tensor:  # [num_tokens, size]
         """The result. `bases` has at least all that the fields are based on, but for the program's own memory."""
-        for name, value in bases.items():
-            if name in self._number:
-                self._bases[self._number[name]] = value
+        for base, number in self._outer.items():
+            self._bases[number] = bases[base]
         needed = num_tokens * self._bytes_per_token
         if self._memory.nbytes < needed:
             self._memory = torch.empty(needed, dtype=torch.uint8)
         out = torch.empty(num_tokens, self._size, dtype=self._dtype)
-        self._bases[1], self._bases[2] = self._memory.data_ptr(), out.data_ptr()
+        self._bases[_MEMORY], self._bases[_OUTPUT] = self._memory.data_ptr(), out.data_ptr()
         self._replay(
             ctypes.addressof(self._calls),
             len(self._calls),

@@ -74,5 +74,5 @@ def _serve(module: torch.nn.Module, memory: WeightMemory, int8: bool) -> None:
         module.kernel = InPlaceRotate(kernels)
     elif isinstance(module, RotaryEmbedding) and module.lookup is None:
         module.lookup = RotationLookup(kernels, module.cos, module.sin)
-    elif isinstance(module, VocabEmbedding) and module.lookup is None:
+    elif isinstance(module, VocabEmbedding) and not isinstance(module, LMHead) and module.lookup is None:
         module.lookup = TableLookup(kernels, module.weight)
