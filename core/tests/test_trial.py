@@ -236,7 +236,7 @@ def test_close_ends_all(make_trials) -> None:
     threads = [threading.Thread(target=hang) for _ in range(2)]
     for thread in threads:
         thread.start()
-    assert eventually(lambda: len(trials.pids) == 2)
+    assert eventually(lambda: len(trials.pids) == 2 and all(child.is_spent for child in list(trials._alive)))  # at work
     ask(trials, "pid")
     pids = trials.pids
     assert len(pids) == 3
