@@ -170,6 +170,19 @@ class AttentionBackendSuite(PluginSuite):
             alone = case.forward(metadata, [1], [i])
             torch.testing.assert_close(alone[0], together[i], atol=tolerance, rtol=tolerance)
 
+    def test_sequences_that_share_their_first_blocks(self, features: str, dtype: str) -> None:
+        """As prefix caching does: a few of them, most of them or none, and with queries of one token or several."""
+        layer, block_size = self.layer(**FEATURES[features]), self.own_block_sizes()[1]
+        num_shared = [0, 9, 9, 8, 0, 1, 9, 5]
+        case = self.case(layer, [n * block_size + 300 for n in num_shared], block_size, dtype)
+        roots = [i for i, n in enumerate(num_shared) if n == 0]
+        case.step([290] * len(roots), roots)
+        for i, n in enumerate(num_shared):
+            if n:
+                case.share(i, roots[i > 4], min(n, 290 // block_size))
+        for query_lens in ([1] * 8, [1, 1, 3, 2, 1, 4, 1, 30], [1] * 8):
+            self.check(case, query_lens)
+
     def test_only_the_slots_of_the_step_are_written(self) -> None:
         """Every other one stays NaN, or what it was."""
         case = self.case(self.layer(), [5, 9])

@@ -53,6 +53,15 @@ class PagedCase:
         shape = tuple(backend.kv_shape(spec, num_blocks))
         self.kv_cache = torch.full(shape, torch.nan, dtype=dtype, device=device)
 
+    def share(self, sequence: int, other: int, num_blocks: int) -> None:
+        """Let a sequence begin with the first blocks of another, which are computed."""
+        length = num_blocks * self.block_size
+        assert self.num_computed[other] >= length
+        for kv in (self.keys, self.values):
+            kv[sequence][:length] = kv[other][:length]
+        self.table[sequence, :num_blocks] = self.table[other, :num_blocks]
+        self.num_computed[sequence] = length
+
     def metadata_inputs(self, which: Sequence[int], query_lens: Sequence[int]) -> AttentionMetadataInputs:
         """For a step of some of the sequences, each going on by so many tokens."""
         starts = np.cumsum([0, *query_lens]).astype(np.int32)

@@ -6,6 +6,9 @@
 // keys, with a running maximum. Chunks, and the spans that threads share out, begin at fixed positions, and a masked
 // key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it is.
 //
+// Sequences whose tables begin with the same blocks go over those together (as in Hydragen, arXiv:2402.05099): keys are
+// then multiplied with the queries of all of them, chunk by chunk in the order in which each would do it alone.
+//
 // The cache of one layer is keys, then values, each with a page for each block and KV head:
 //
 //   keys:   panels of 16 tokens, dimensions in groups of `kGroup`: [block_size / 16, head_dim / kGroup, 16, kGroup]
@@ -14,7 +17,9 @@
 // so that scores are 16 keys at a time, and neither keys nor values are gathered.
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "api.h"
@@ -29,33 +34,28 @@ constexpr int kChunk = 128;        // keys whose scores are held at a time
 constexpr int kSpan = 8 * kChunk;  // keys that one thread sums where threads share a sequence
 constexpr int kTileRows = 48;      // rows (queries times heads) that go over the keys together
 constexpr int kKeyVectors = kKeys / kLanes;
-constexpr int kSums = kLanes == 16 ? 24 : 12;  // vectors of sums that a tile keeps in registers
-constexpr int kMaxRows = kSums / kKeyVectors / (kLanes == 16 ? 2 : 1);
+/// A token of the batch.
+struct Query {
+  long token, sequence, position;
+};
 
-/// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
-constexpr int panels_at_once(int num_rows) {
-  const int most = kSums / kKeyVectors / num_rows;
-  return most >= 4 ? 4 : most >= 2 ? 2 : 1;
-}
-
-template <class Function>
-void each_tile(int num_rows, const Function& function) {
-  const Tiles<kMaxRows> tiles(num_rows);
-  tiles.each(0, tiles.count, function);
-}
-
-/// Consecutive queries of one sequence, with heads that read one KV head. Row = query * num_heads + head.
+/// Consecutive queries, with heads that read one KV head. Row = query * num_heads + head.
 struct Tile {
-  int sequence, kv_head, first_head, num_heads;
-  long first_token;     // in the flat batch
-  long first_position;  // in the sequence
-  int num_queries;
+  int kv_head, first_head, num_heads;
+  long first_query, num_queries;
+  long shared;  // where several sequences have queries here: the keys, from the first on, that they have in common
+
+  int num_rows() const { return int(num_queries * num_heads); }
 };
 
 /// Sums over some keys, for each row of a tile.
 struct Sums {
-  float maximum[kTileRows], total[kTileRows];
-  float* output;  // [kTileRows, head_dim]
+  float *maximum, *total;
+  float* output;  // [rows, head_dim]
+
+  static long size(long num_rows, long head_dim) { return num_rows * (head_dim + 2); }
+  Sums(float* memory, long num_rows) : maximum(memory), total(memory + num_rows), output(memory + 2 * num_rows) {}
+  void skip(long num_rows, long head_dim) { maximum += num_rows, total += num_rows, output += num_rows * head_dim; }
 };
 
 template <class T>
@@ -63,24 +63,25 @@ class Attention {
   using Panel = std::conditional_t<std::is_same_v<T, float>, FloatPanel, BFloat16Panel>;
   using Row = RowElement<Panel>;
   static constexpr int kGroup = Panel::kGroup;
+  static constexpr int kMaxRows = std::min(12, most_sums<Panel, Row>(kKeyVectors) / kKeyVectors);
 
  public:
   explicit Attention(const OctavoAttention& p)
       : p_(p),
-        group_(p.num_heads / p.num_kv_heads),
+        group_(int(p.num_heads / p.num_kv_heads)),
+        page_size_(p.block_size * p.head_dim),
         keys_(static_cast<T*>(p.kv_cache)),
-        values_(keys_ + p.num_blocks * p.num_kv_heads * p.block_size * p.head_dim) {}
+        values_(keys_ + p.num_blocks * p.num_kv_heads * page_size_) {}
 
   void run() {
     constexpr long kTokens = 8;
-    parallel((p_.num_tokens + kTokens - 1) / kTokens, [&](long item) {
-      for (long token = item * kTokens; token < std::min((item + 1) * kTokens, p_.num_tokens); token++) write(token);
-    });
+    parallel((p_.num_tokens + kTokens - 1) / kTokens,
+             [&](long item) { write(item * kTokens, std::min((item + 1) * kTokens, p_.num_tokens)); });
     const std::vector<Tile> tiles = cut();
     long longest = 0;
     for (const Tile& tile : tiles) longest = std::max(longest, num_spans(tile));
     // Spans of a tile go to different threads only where there are too few tiles to go round.
-    if (longest > 1 && long(tiles.size()) < 4 * num_threads()) return run_spans(tiles);
+    if (longest > 1 && long(tiles.size()) < kTilesPerThread * num_threads()) return run_spans(tiles);
     // All heads of a sequence in one item where there are many, since each fetches the next one's keys.
     const long num_tiles = long(tiles.size());
     const long share = num_tiles < 8 * num_threads() * p_.num_kv_heads ? 1 : p_.num_kv_heads;
@@ -90,202 +91,309 @@ class Attention {
   }
 
  private:
+  static constexpr long kTilesPerThread = 4;
+
   /// What one thread computes in.
   struct Workspace {
     explicit Workspace(long head_dim)
-        : size(kTileRows * head_dim),
-          outputs(scratch<float, struct Outputs>(3 * size)),
-          queries(scratch<Row, struct Queries>(size)),
-          scores(scratch<float, struct Scores>(kTileRows * kChunk)),
-          weights(scratch<Row, struct Weights>(kTileRows * kChunk)) {}
-
-    Sums sums(int i) const {
-      Sums sums;
-      sums.output = outputs + i * size;
-      return sums;
+        : queries(scratch<Row, struct Queries>(kTileRows * head_dim)),
+          scores(scratch<float, struct Scores>(kMaxRows * kChunk)),
+          weights(scratch<Row, struct Weights>(kMaxRows * kChunk)) {
+      for (T*& edge : edges) edge = scratch<T, struct Edges>(2 * kKeys * head_dim) + (&edge - edges) * kKeys * head_dim;
     }
 
-    long size;
-    float* outputs;
     Row* queries;
-    float* scores;
-    Row* weights;
+    float* scores;            // [rows, kChunk]
+    Row* weights;             // likewise
+    float factors[kMaxRows];  // by which the sums so far are to be multiplied
+    T* edges[2];              // values of the first and of the last panel
+  };
+
+  /// Keys from `from` to `to`, all in the chunk that begins at `start`.
+  struct Chunk {
+    long start, from, to;
+    const T* keys[kChunk / kKeys];    // panels
+    const T* values[kChunk / kKeys];  // of the same tokens
+    const T* next[kChunk / kKeys];    // keys that are needed after these values
+
+    int first() const { return int(from - start) / kKeys; }
+    int last() const { return int(to - 1 - start) / kKeys; }
   };
 
   void attend_all(const Tile& tile) const {
-    const Workspace work(p_.head_dim);
-    Sums span = work.sums(1), total = work.sums(0);
-    reset(total, rows_of(tile));
+    const long num_rows = tile.num_rows(), size = Sums::size(num_rows, p_.head_dim);
+    float* memory = scratch<float, Tile>(2 * size);
+    Sums total(memory, num_rows), span(memory + size, num_rows);
     for (long i = 0; i < num_spans(tile); i++) {
-      attend(tile, i, work, span);
-      merge(span, rows_of(tile), total);
+      attend(tile, i, i ? span : total);
+      if (i) merge(span, num_rows, total);
     }
     finish(tile, total);
   }
 
   void run_spans(const std::vector<Tile>& tiles) const {
-    std::vector<long> first(tiles.size() + 1);  // where the sums of each tile's spans are kept
-    for (size_t t = 0; t < tiles.size(); t++) first[t + 1] = first[t] + num_spans(tiles[t]);
-    std::vector<float> outputs(first.back() * kTileRows * p_.head_dim);
-    std::vector<Sums> spans(first.back());
-    for (size_t i = 0; i < spans.size(); i++) spans[i].output = outputs.data() + i * kTileRows * p_.head_dim;
-    parallel(first.back(), [&](long i) {
-      const long t = std::upper_bound(first.begin(), first.end(), i) - first.begin() - 1;
-      attend(tiles[t], i - first[t], Workspace(p_.head_dim), spans[i]);
-    });
-    for (size_t t = 0; t < tiles.size(); t++) {
-      Sums total = Workspace(p_.head_dim).sums(0);
-      reset(total, rows_of(tiles[t]));
-      for (long i = first[t]; i < first[t + 1]; i++) merge(spans[i], rows_of(tiles[t]), total);
-      finish(tiles[t], total);
+    struct Span {
+      long tile, number;
+      Sums sums;
+    };
+    long size = 0;
+    for (const Tile& tile : tiles) size += num_spans(tile) * Sums::size(tile.num_rows(), p_.head_dim);
+    float* memory = scratch<float, Span>(size);
+    std::vector<Span> spans;
+    for (size_t t = 0; t < tiles.size(); t++)
+      for (long i = 0; i < num_spans(tiles[t]); i++) {
+        spans.push_back({long(t), i, Sums(memory, tiles[t].num_rows())});
+        memory += Sums::size(tiles[t].num_rows(), p_.head_dim);
+      }
+    parallel(long(spans.size()), [&](long i) { attend(tiles[spans[i].tile], spans[i].number, spans[i].sums); });
+    for (size_t i = 0; i < spans.size();) {
+      const Tile& tile = tiles[spans[i].tile];
+      Sums& total = spans[i].sums;
+      for (long n = 1; n < num_spans(tile); n++) merge(spans[i + n].sums, tile.num_rows(), total);
+      finish(tile, total);
+      i += num_spans(tile);
     }
   }
 
-  int rows_of(const Tile& tile) const { return tile.num_queries * tile.num_heads; }
-  long end_of(const Tile& tile) const { return tile.first_position + tile.num_queries; }
+  const int32_t* table(long sequence) const { return p_.block_table + sequence * p_.block_table_stride; }
+  const Query& first_of(const Tile& tile) const { return queries_[tile.first_query]; }
+  const Query& last_of(const Tile& tile) const { return queries_[tile.first_query + tile.num_queries - 1]; }
+  const Query& query_of(const Tile& tile, long row) const { return queries_[tile.first_query + row / tile.num_heads]; }
   long first_key(long position) const { return p_.sliding_window ? std::max(0L, position - p_.sliding_window + 1) : 0; }
-  long first_span(const Tile& tile) const { return first_key(tile.first_position) / kSpan; }
-  long num_spans(const Tile& tile) const { return (end_of(tile) + kSpan - 1) / kSpan - first_span(tile); }
+  long first_span(const Tile& tile) const { return first_key(first_of(tile).position) / kSpan; }
 
-  std::vector<Tile> cut() const {
+  long num_spans(const Tile& tile) const {
+    long last = 0;
+    for (long q = 0; q < tile.num_queries; q++) last = std::max(last, queries_[tile.first_query + q].position);
+    return last / kSpan + 1 - first_span(tile);
+  }
+
+  /// Fills `queries_`, those of sequences with the same first block side by side, and cuts them into tiles.
+  std::vector<Tile> cut() {
+    std::vector<long> sequences;
+    for (long s = 0; s < p_.num_seqs; s++)
+      if (num_queries(s) > 0) sequences.push_back(s);
+    std::stable_sort(sequences.begin(), sequences.end(), [&](long a, long b) { return *table(a) < *table(b); });
+    for (const long s : sequences)
+      for (long q = 0; q < num_queries(s); q++)
+        queries_.push_back({p_.query_start[s] + q, s, p_.seq_lens[s] - num_queries(s) + q});
+
     std::vector<Tile> tiles;
-    for (int s = 0; s < p_.num_seqs; s++) {
-      const long start = p_.query_start[s], num_queries = p_.query_start[s + 1] - start;
-      const long position = p_.seq_lens[s] - num_queries;
-      for (int kv_head = 0; kv_head < p_.num_kv_heads; kv_head++)
-        for (int first = 0; first < group_; first += kTileRows) {
-          const int num_heads = std::min(kTileRows, group_ - first), most = kTileRows / num_heads;
-          for (long q = 0; q < num_queries; q += most)
-            tiles.push_back({s, kv_head, kv_head * group_ + first, num_heads, start + q, position + q,
-                             int(std::min<long>(most, num_queries - q))});
-        }
+    const long fair = p_.num_tokens * p_.num_kv_heads / (kTilesPerThread * num_threads());
+    long first = 0;
+    for (size_t i = 0; i < sequences.size();) {
+      long count = num_queries(sequences[i]), shared = 0, members = 1;
+      for (i++; i < sequences.size(); i++, members++) {
+        const long more = num_queries(sequences[i]);
+        if (count + more > std::min<long>(fair, kTileRows / std::min(kTileRows, group_))) break;
+        const long common = common_keys(sequences[i - 1], sequences[i], members > 1 ? shared : LONG_MAX);
+        if (common == 0 || common * members < shared * (members - 1)) break;  // no less than what is saved so far
+        count += more, shared = common;
+      }
+      add_tiles(first, count, shared, tiles);
+      first += count;
     }
     return tiles;
   }
 
-  T* page(T* half, long block, int head) const {
-    return half + (block * p_.num_kv_heads + head) * p_.block_size * p_.head_dim;
+  void add_tiles(long first_query, long num_queries, long shared, std::vector<Tile>& tiles) const {
+    for (int kv_head = 0; kv_head < p_.num_kv_heads; kv_head++)
+      for (int head = 0; head < group_; head += kTileRows) {
+        const int num_heads = std::min(kTileRows, group_ - head), most = kTileRows / num_heads;
+        for (long q = 0; q < num_queries; q += most)
+          tiles.push_back({kv_head, kv_head * group_ + head, num_heads, first_query + q,
+                           std::min<long>(most, num_queries - q), shared});
+      }
   }
 
-  void write(long token) const {
-    const long slot = p_.slot_mapping[token], block = slot / p_.block_size, offset = slot % p_.block_size;
-    for (int head = 0; head < p_.num_kv_heads; head++) {
-      const T* key = static_cast<const T*>(p_.key) + token * p_.key_stride + head * p_.head_dim;
-      const T* value = static_cast<const T*>(p_.value) + token * p_.value_stride + head * p_.head_dim;
-      T* keys = page(keys_, block, head) + offset / kKeys * kKeys * p_.head_dim + offset % kKeys * kGroup;
-      T* values = page(values_, block, head) + offset / kGroup * kGroup * p_.head_dim + offset % kGroup;
-      for (long d = 0; d < p_.head_dim; d++) {
-        keys[d / kGroup * kKeys * kGroup + d % kGroup] = key[d];
-        values[d * kGroup] = value[d];
-      }
+  long num_queries(long sequence) const { return p_.query_start[sequence + 1] - p_.query_start[sequence]; }
+
+  /// Whole chunks of keys, at most `most`, that all queries of both sequences see, and which are in the same blocks.
+  long common_keys(long a, long b, long most) const {
+    for (const long s : {a, b}) {
+      if (first_key(p_.seq_lens[s] - 1) > 0) return 0;
+      most = std::min<long>(most, p_.seq_lens[s] - num_queries(s));
+    }
+    const long blocks = std::mismatch(table(a), table(a) + most / p_.block_size, table(b)).first - table(a);
+    return blocks * p_.block_size / kChunk * kChunk;
+  }
+
+  T* page(T* half, long block, int head) const { return half + (block * p_.num_kv_heads + head) * page_size_; }
+
+  /// Keys and values of the tokens from `first` to `last` to their slots.
+  void write(long first, long last) const {
+    for (long token = first; token < last; token++) write_keys(token);
+    for (long token = first; token < last;) token += write_values(token, last);
+  }
+
+  void write_keys(long token) const {
+    const long slot = p_.slot_mapping[token], offset = slot % p_.block_size;
+    const T* key = static_cast<const T*>(p_.key) + token * p_.key_stride;
+    for (int head = 0; head < p_.num_kv_heads; head++, key += p_.head_dim) {
+      T* to = page(keys_, slot / p_.block_size, head) + offset / kKeys * kKeys * p_.head_dim + offset % kKeys * kGroup;
+      for (long d = 0; d < p_.head_dim; d += kGroup) std::memcpy(to + d * kKeys, key + d, kGroup * sizeof(T));
     }
   }
 
-  static void reset(Sums& sums, int num_rows) {
-    std::fill_n(sums.maximum, num_rows, -INFINITY);
-    std::fill_n(sums.total, num_rows, 0.0f);
+  /// Writes the values of a token, and those of the next one too if both lie interleaved; returns how many.
+  int write_values(long token, long last) const {
+    const long slot = p_.slot_mapping[token], offset = slot % p_.block_size;
+    const bool both = offset % kGroup == 0 && token + 1 < last && p_.slot_mapping[token + 1] == slot + 1;
+    const T* value = static_cast<const T*>(p_.value) + token * p_.value_stride;
+    for (int head = 0; head < p_.num_kv_heads; head++, value += p_.head_dim) {
+      T* to = page(values_, slot / p_.block_size, head) + offset / kGroup * kGroup * p_.head_dim + offset % kGroup;
+      if constexpr (kGroup == 2) {
+        if (both) {
+          interleave(value, value + p_.value_stride, p_.head_dim, to);
+          continue;
+        }
+      }
+      for (long d = 0; d < p_.head_dim; d++) to[d * kGroup] = value[d];
+    }
+    return kGroup == 2 && both ? 2 : 1;
   }
 
-  /// Add `more` to `sums`, whose output is undefined where its maximum is minus infinity.
-  void merge(const Sums& more, int num_rows, Sums& sums) const {
-    for (int r = 0; r < num_rows; r++) {
-      if (more.maximum[r] == -INFINITY) continue;
+  void reset(const Sums& sums, long num_rows) const {
+    std::fill_n(sums.maximum, num_rows, -INFINITY);
+    std::fill_n(sums.total, num_rows, 0.0f);
+    std::fill_n(sums.output, num_rows * p_.head_dim, 0.0f);
+  }
+
+  /// Add `more` to `sums`.
+  void merge(const Sums& more, long num_rows, Sums& sums) const {
+    for (long r = 0; r < num_rows; r++) {
+      const float maximum = std::max(sums.maximum[r], more.maximum[r]);
+      const float old = factor(sums.maximum[r], maximum), fresh = factor(more.maximum[r], maximum);
       float* to = sums.output + r * p_.head_dim;
       const float* from = more.output + r * p_.head_dim;
-      if (sums.maximum[r] == -INFINITY) {
-        std::copy_n(from, p_.head_dim, to);
-        sums.maximum[r] = more.maximum[r];
-        sums.total[r] = more.total[r];
-        continue;
-      }
-      const float maximum = std::max(sums.maximum[r], more.maximum[r]);
-      const float old = std::exp(sums.maximum[r] - maximum), fresh = std::exp(more.maximum[r] - maximum);
       for (long d = 0; d < p_.head_dim; d += kLanes) store(to + d, load(to + d) * old + load(from + d) * fresh);
       sums.maximum[r] = maximum;
       sums.total[r] = sums.total[r] * old + more.total[r] * fresh;
     }
   }
 
+  /// What turns sums relative to one maximum into sums relative to another.
+  static float factor(float from, float to) { return from == to ? 1.0f : std::exp(from - to); }
+
   /// Sums of a tile over one span of keys; spans are counted from the first that the tile sees.
-  void attend(const Tile& tile, long span, const Workspace& work, Sums& sums) const {
-    const int num_rows = rows_of(tile);
-    Sums fresh = work.sums(2);
+  void attend(const Tile& tile, long span, Sums sums) const {
+    reset(sums, tile.num_rows());
+    const long start = (first_span(tile) + span) * kSpan, end = start + kSpan;
+    if (tile.shared) add_keys(tile, start, std::min(end, tile.shared), sums);
+    Tile part = tile;  // the queries of one sequence
+    for (long q = 0; q < tile.num_queries; q += part.num_queries) {
+      part.first_query = tile.first_query + q;
+      part.num_queries = 1;
+      while (q + part.num_queries < tile.num_queries &&
+             queries_[part.first_query + part.num_queries].sequence == first_of(part).sequence)
+        part.num_queries++;
+      const long first = std::max(tile.shared, first_key(first_of(part).position));
+      add_keys(part, std::max(start, first), std::min(end, last_of(part).position + 1), sums);
+      sums.skip(part.num_rows(), p_.head_dim);
+    }
+  }
+
+  /// Add keys from `from` to `to`, which lie in one span, to the sums of a tile.
+  void add_keys(const Tile& tile, long from, long to, const Sums& sums) const {
+    if (from >= to) return;
+    Workspace work(p_.head_dim);
     gather_queries(tile, work);
-    reset(sums, num_rows);
-    const long start = (first_span(tile) + span) * kSpan;
-    const long first = std::max(start, first_key(tile.first_position)), end = std::min(start + kSpan, end_of(tile));
-    for (long chunk = first / kChunk * kChunk; chunk < end; chunk += kChunk) {
-      const long from = std::max(chunk, first), to = std::min(chunk + kChunk, end);
-      score(tile, num_rows, chunk, from, to, work);
-      weigh(tile, num_rows, chunk, from, to, work, fresh);
-      blend(tile, num_rows, chunk, from, to, work, fresh.output);
-      merge(fresh, num_rows, sums);
+    const Tiles<kMaxRows> tiles(tile.num_rows());
+    for (long start = from / kChunk * kChunk; start < to; start += kChunk) {
+      const Chunk chunk = chunk_at(tile, start, from, to, work);
+      tiles.each(0, tiles.count, [&](long row, auto num_rows) {
+        score<num_rows>(chunk, work.queries + row * p_.head_dim, work);
+        weigh(tile, row, num_rows, chunk, sums, work);
+        blend<num_rows>(chunk, work, sums.output + row * p_.head_dim);
+      });
     }
   }
 
   /// The queries of a tile as `PackedRows`.
   void gather_queries(const Tile& tile, const Workspace& work) const {
-    const Tiles<kMaxRows> tiles(rows_of(tile));
+    const Tiles<kMaxRows> tiles(tile.num_rows());
     for (long t = 0; t < tiles.count; t++) {
       const long start = tiles.start(t), num_rows = tiles.start(t + 1) - start;
       for (long row = start; row < start + num_rows; row++) {
-        const long head = tile.first_head + row % tile.num_heads, token = tile.first_token + row / tile.num_heads;
+        const long head = tile.first_head + row % tile.num_heads, token = query_of(tile, row).token;
         const T* query = static_cast<const T*>(p_.query) + token * p_.query_stride + head * p_.head_dim;
         Row* to = work.queries + start * p_.head_dim + (row - start) * kGroup;
-        for (long d = 0; d < p_.head_dim; d++) to[d / kGroup * kGroup * num_rows + d % kGroup] = convert<Row>(query[d]);
+        for (long d = 0; d < p_.head_dim; d += kGroup)
+          OCTAVO_FOR (g, kGroup) to[d * num_rows + g] = convert<Row>(query[d + g]);
       }
     }
   }
 
-  const T* key_panel(const Tile& tile, long position) const {
-    const long block = table(tile)[position / p_.block_size], offset = position % p_.block_size;
-    return page(keys_, block, tile.kv_head) + offset / kKeys * kKeys * p_.head_dim;
+  Chunk chunk_at(const Tile& tile, long start, long from, long to, const Workspace& work) const {
+    Chunk chunk{start, std::max(start, from), std::min(start + kChunk, to), {}, {}, {}};
+    find_keys(tile, tile.kv_head, start, chunk.keys);
+    for (int i = chunk.first(); i <= chunk.last(); i++) chunk.values[i] = chunk.keys[i] + (values_ - keys_);
+    for (const bool last : {false, true}) {
+      const int i = last ? chunk.last() : chunk.first();
+      const long panel = start + i * kKeys;
+      if (chunk.from <= panel && panel + kKeys <= chunk.to) continue;
+      copy_values(chunk.values[i], int(std::max(0L, chunk.from - panel)), int(std::min<long>(kKeys, chunk.to - panel)),
+                  work.edges[last]);
+      chunk.values[i] = work.edges[last];
+    }
+    if (start + kChunk < to)
+      find_keys(tile, tile.kv_head, start + kChunk, chunk.next);
+    else  // those of the next head
+      find_keys(tile, std::min<int>(tile.kv_head + 1, int(p_.num_kv_heads) - 1), from / kChunk * kChunk, chunk.next);
+    return chunk;
   }
 
-  /// The page of keys that is needed about a chunk after the values at `position`: to be fetched, so any will do.
-  const T* keys_after(const Tile& tile, long position) const {
-    if (position + kChunk < end_of(tile))
-      return page(keys_, table(tile)[(position + kChunk) / p_.block_size], tile.kv_head);
-    const long first = first_key(tile.first_position) / kChunk * kChunk + position % kChunk;
-    return page(keys_, table(tile)[first / p_.block_size], std::min<long>(tile.kv_head + 1, p_.num_kv_heads - 1));
+  /// A panel of values from token `first` to token `end`, the others as zeros: they may hold anything, NaN included.
+  void copy_values(const T* values, int first, int end, T* to) const {
+    std::fill_n(to, kKeys * p_.head_dim, T{});
+    for (int token = first; token < end; token++) {
+      const long at = token / kGroup * kGroup * p_.head_dim + token % kGroup;
+      for (long d = 0; d < p_.head_dim; d++) to[at + d * kGroup] = values[at + d * kGroup];
+    }
   }
 
-  const int32_t* table(const Tile& tile) const { return p_.block_table + tile.sequence * p_.block_table_stride; }
-
-  /// Raw scores of all rows with the keys of a chunk, whole panels at a time.
-  void score(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work) const {
-    const long first = from / kKeys * kKeys, last = (to - 1) / kKeys * kKeys;
-    const T* panels[kChunk / kKeys];
-    for (long position = first; position <= last; position += kKeys)
-      panels[(position - chunk) / kKeys] = key_panel(tile, position);
-    each_tile(num_rows, [&](long row, auto count) {
-      constexpr int kRows = count, kPanels = panels_at_once(kRows);
-      const PackedRows<Row, kRows, kGroup> a{work.queries + row * p_.head_dim};
-      for (long position = first; position <= last; position += kPanels * kKeys) {
-        const T *together[kPanels], *ahead[kPanels];
-        long at[kPanels];
-        OCTAVO_FOR (i, kPanels) at[i] = std::min(position + i * kKeys, last) - chunk;  // the last one again, if need be
-        OCTAVO_FOR (i, kPanels) together[i] = panels[at[i] / kKeys];
-        OCTAVO_FOR (i, kPanels) ahead[i] = together[i] + (values_ - keys_);  // the values of these keys
-        Floats sums[kPanels][kRows][kKeyVectors] = {};
-        multiply<Panel>(a, together, ahead, p_.head_dim, kKeys, sums);
-        OCTAVO_FOR (i, kPanels)
-          OCTAVO_FOR (r, kRows)
-            OCTAVO_FOR (v, kKeyVectors) store(work.scores + (row + r) * kChunk + at[i] + v * kLanes, sums[i][r][v]);
-      }
-    });
+  /// The panels of keys of the chunk at `start`; where the sequence is over, any.
+  void find_keys(const Tile& tile, int head, long start, const T* (&keys)[kChunk / kKeys]) const {
+    const long last = last_of(tile).position / p_.block_size;
+    long block = start / p_.block_size, offset = start % p_.block_size;
+    for (int i = 0; i < kChunk / kKeys; i++) {
+      keys[i] = page(keys_, table(first_of(tile).sequence)[std::min(block, last)], head) + offset * p_.head_dim;
+      offset += kKeys;
+      if (offset == p_.block_size) block++, offset = 0;
+    }
   }
 
-  /// From scores to unnormalised probabilities: scale, cap, bias, mask, exponential.
-  void weigh(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work, Sums& sums) const {
-    const long begin = (from - chunk) / kLanes * kLanes, end = to - chunk;
+  /// Raw scores of some rows with the keys of a chunk, whole panels at a time.
+  template <int kRows>
+  void score(const Chunk& chunk, const Row* queries, const Workspace& work) const {
+    constexpr int kPanels = panels_at_once<Panel, Row>(kRows, kKeyVectors);
+    const PackedRows<Row, kRows, kGroup> a{queries};
+    for (int first = chunk.first(); first <= chunk.last(); first += kPanels) {
+      const T *panels[kPanels], *ahead[kPanels];
+      int at[kPanels];
+      OCTAVO_FOR (i, kPanels) at[i] = std::min(first + i, chunk.last());  // the last one again, if need be
+      OCTAVO_FOR (i, kPanels) panels[i] = chunk.keys[at[i]];
+      OCTAVO_FOR (i, kPanels) ahead[i] = panels[i] + (values_ - keys_);  // the values of these keys
+      Floats sums[kPanels][kRows][kKeyVectors] = {};
+      multiply<Panel>(a, panels, ahead, p_.head_dim, kKeys, sums);
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kKeyVectors) store(work.scores + r * kChunk + at[i] * kKeys + v * kLanes, sums[i][r][v]);
+    }
+  }
+
+  /// From scores of rows, of which `first_row` is the first, to unnormalised probabilities: scale, cap, bias, mask,
+  /// exponential. What the sums so far are to be multiplied with goes to `work.factors`.
+  void weigh(const Tile& tile, long first_row, int num_rows, const Chunk& chunk, const Sums& sums,
+             Workspace& work) const {
+    const long begin = chunk.first() * kKeys, end = (chunk.last() + 1) * kKeys;
     const float scale = float(p_.scale), cap = float(p_.soft_cap);
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int r = 0; r < num_rows; r++) {
-      const long position = tile.first_position + r / tile.num_heads;
-      const int first = int(first_key(position) - chunk), last = int(position - chunk);
-      const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.first_head + r % tile.num_heads] : 0.0f;
+      const long row = first_row + r, position = query_of(tile, row).position;
+      const int first = int(first_key(position) - chunk.start), last = int(position - chunk.start);
+      const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.first_head + row % tile.num_heads] : 0.0f;
       float* scores = work.scores + r * kChunk;
       Floats most = splat(-INFINITY);
       for (long k = begin; k < end; k += kLanes) {
@@ -293,88 +401,52 @@ class Attention {
         Floats s = load(scores + k) * scale;
         if (cap != 0) s = cap * (1.0f - 2.0f / (exp(s * (2.0f / cap)) + 1.0f));
         if (p_.alibi_slopes) s = s + slope * __builtin_convertvector(key - last, Floats);
-        s = octavo::choose((key >= first) & (key <= last), s, splat(-INFINITY));
+        s = choose((key >= first) & (key <= last), s, splat(-INFINITY));
         most = max(most, s);
         store(scores + k, s);
       }
-      const float maximum = largest(most);
-      sums.maximum[r] = maximum;
+      const float maximum = std::max(sums.maximum[row], largest(most));
+      const float base = maximum == -INFINITY ? 0.0f : maximum;  // where all is masked, all weights are zero
       Floats total = {};
       for (long k = begin; k < end; k += kLanes) {
-        const Floats weight = maximum == -INFINITY ? Floats{} : exp(load(scores + k) - maximum);
+        const Floats weight = exp(load(scores + k) - base);
         total += weight;
         store(work.weights + r * kChunk + k, weight);
       }
-      sums.total[r] = sum(total);
+      work.factors[r] = factor(sums.maximum[row], maximum);
+      sums.maximum[row] = maximum;
+      sums.total[row] = sums.total[row] * work.factors[r] + sum(total);
     }
   }
 
-  /// Outputs of a chunk: values weighted by their probabilities.
-  void blend(const Tile& tile, int num_rows, long chunk, long from, long to, const Workspace& work,
-             float* output) const {
+  /// Add the values of a chunk, weighted by their probabilities, to `output` [kRows, head_dim].
+  template <int kRows>
+  void blend(const Chunk& chunk, const Workspace& work, float* output) const {
+    constexpr int kPanels = panels_at_once<Panel, Row>(kRows, kKeyVectors);
     const long last = p_.head_dim - kKeys;
-    each_tile(num_rows, [&](long row, auto count) {
-      constexpr int kRows = count, kPanels = panels_at_once(kRows);
-      for (long d = 0; d <= last; d += kPanels * kKeys) {
-        long at[kPanels];
-        OCTAVO_FOR (i, kPanels) at[i] = std::min(d + i * kKeys, last);
-        Floats sums[kPanels][kRows][kKeyVectors] = {};
-        for (long position = from; position < to;) {
-          const long next = std::min(to, (position / p_.block_size + 1) * p_.block_size);
-          blend_block(tile, row, position, next, at, chunk, work, sums);
-          position = next;
-        }
-        OCTAVO_FOR (i, kPanels)
-          OCTAVO_FOR (r, kRows)
-            OCTAVO_FOR (v, kKeyVectors) store(output + (row + r) * p_.head_dim + at[i] + v * kLanes, sums[i][r][v]);
+    for (long d = 0; d <= last; d += kPanels * kKeys) {
+      long at[kPanels];
+      OCTAVO_FOR (i, kPanels) at[i] = std::min(d + i * kKeys, last);
+      auto to = [&](int i, int r, int v) { return output + r * p_.head_dim + at[i] + v * kLanes; };
+      Floats sums[kPanels][kRows][kKeyVectors];
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kKeyVectors) sums[i][r][v] = load(to(i, r, v)) * work.factors[r];
+      for (int panel = chunk.first(); panel <= chunk.last(); panel++) {
+        const SpacedRows<Row, kChunk> weights{work.weights + panel * kKeys};
+        const T *panels[kPanels], *ahead[kPanels];
+        OCTAVO_FOR (i, kPanels) panels[i] = chunk.values[panel] + at[i] * kGroup;
+        OCTAVO_FOR (i, kPanels) ahead[i] = chunk.next[panel] + at[i] * kGroup;
+        multiply<Panel>(weights, panels, ahead, kKeys, p_.head_dim, sums);
       }
-    });
-  }
-
-  /// The part of `blend` that one block has. `at`: where each panel of values begins in a head.
-  template <int kPanels, int kRows>
-  void blend_block(const Tile& tile, long row, long from, long to, const long (&at)[kPanels], long chunk,
-                   const Workspace& work, Floats (&sums)[kPanels][kRows][kKeyVectors]) const {
-    const T* values = page(values_, table(tile)[from / p_.block_size], tile.kv_head);
-    const long block = from / p_.block_size * p_.block_size;
-    const T* keys = keys_after(tile, from);
-    auto add = [&](long position, long count, const T* const(&panels)[kPanels], long stride) {
-      const SpacedRows<Row, kChunk> a{work.weights + row * kChunk + (position - chunk)};
-      const T* ahead[kPanels];
-      OCTAVO_FOR (i, kPanels) ahead[i] = keys + (position - block) * p_.head_dim + at[i] * kGroup;
-      multiply<Panel>(a, panels, ahead, count, stride, sums);
-    };
-    auto whole_groups = [&](long position, long count) {
-      const T* panels[kPanels];
-      OCTAVO_FOR (i, kPanels) panels[i] = values + (position - block) * p_.head_dim + at[i] * kGroup;
-      add(position, count, panels, p_.head_dim);
-    };
-    if constexpr (kGroup == 1) {
-      whole_groups(from, to - from);
-    } else {
-      // A pair that is only half visible: the other half may hold anything, NaN included, so it is not touched.
-      auto half = [&](long position, bool odd) {
-        T alone[kPanels][kGroup * kKeys];
-        const T* panels[kPanels];
-        for (int i = 0; i < kPanels; i++) {
-          const T* pair = values + (position - block) * p_.head_dim + at[i] * kGroup;
-          for (int c = 0; c < kKeys; c++) {
-            alone[i][2 * c] = odd ? T{} : pair[2 * c];
-            alone[i][2 * c + 1] = odd ? pair[2 * c + 1] : T{};
-          }
-          panels[i] = alone[i];
-        }
-        add(position, 2, panels, kKeys);
-      };
-      if (from % 2) half(from++ - 1, true);
-      const long whole = to / 2 * 2;
-      if (from < whole) whole_groups(from, whole - from);
-      if (whole < to && from <= whole) half(whole, false);
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (r, kRows)
+          OCTAVO_FOR (v, kKeyVectors) store(to(i, r, v), sums[i][r][v]);
     }
   }
 
   void finish(const Tile& tile, const Sums& sums) const {
-    for (int r = 0; r < rows_of(tile); r++) {
+    for (long r = 0; r < tile.num_rows(); r++) {
       const long head = tile.first_head + r % tile.num_heads;
       float factor = 1.0f, total = sums.total[r];
       if (p_.sinks) {
@@ -382,7 +454,7 @@ class Attention {
         factor = std::exp(sums.maximum[r] - maximum);
         total = total * factor + std::exp(p_.sinks[head] - maximum);
       }
-      T* out = static_cast<T*>(p_.out) + (tile.first_token + r / tile.num_heads) * p_.out_stride + head * p_.head_dim;
+      T* out = static_cast<T*>(p_.out) + query_of(tile, r).token * p_.out_stride + head * p_.head_dim;
       for (long d = 0; d < p_.head_dim; d += kLanes)
         store(out + d, load(sums.output + r * p_.head_dim + d) * (factor / total));
     }
@@ -390,8 +462,10 @@ class Attention {
 
   const OctavoAttention& p_;
   const int group_;
+  const long page_size_;
   T* const keys_;
   T* const values_;
+  std::vector<Query> queries_;
 };
 
 }  // namespace

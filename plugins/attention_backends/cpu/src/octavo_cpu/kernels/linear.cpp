@@ -18,7 +18,6 @@ namespace {
 constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;  // columns in a panel
 constexpr long kDepthBlock = 2048;         // k summed before sums go through memory; fixed, so that the order is too
-constexpr int kMostPanels = 4;             // panels that few rows go over at a time
 constexpr long kAhead = 4096;  // bytes of a panel between what is read and what is fetched: over the end of the page
 constexpr long kItemsPerThread = 16;  // so that a thread that is slowed down leaves its share to the others
 constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
@@ -103,7 +102,8 @@ struct Packed {
 
 template <class Panel, class A>
 class Product {
-  static constexpr int kMaxRows = most_rows(kVectors, std::is_same_v<Panel, Int8Panel> ? 2 : 1);
+  static constexpr int kSums = std::is_same_v<Panel, Int8Panel> ? 2 : 1;  // of an element: int8 has an exact one too
+  static constexpr int kMaxRows = most_sums<Panel, A>(kVectors) / (kVectors * kSums);
 
  public:
   Product(const Output& out, const void* weight, long num_rows, long depth)
@@ -154,7 +154,7 @@ class Product {
     const long num_panels = (out_.num_columns + kPanel - 1) / kPanel;
     const long block = std::max<long>(kRowsBytes / (kMaxRows * std::min(depth_, kDepthBlock) * long(sizeof(A))), 1);
     const long num_blocks = (tiles_.count + block - 1) / block;
-    const long unit = tiles_.count > 1 ? 1 : panels_at_once(int(tiles_.start(1)));
+    const long unit = tiles_.count > 1 ? 1 : panels_of(int(tiles_.start(1)));
     const long rounds = std::clamp<long>(num_panels * num_blocks / (unit * num_threads()), 1, kItemsPerThread);
     const long num_groups = std::min((rounds * num_threads() + num_blocks - 1) / num_blocks, num_panels);
     parallel(num_groups * num_blocks, [&](long item) {
@@ -164,8 +164,7 @@ class Product {
     });
   }
 
-  /// Panels that go over so many rows at a time: with few rows one alone does not keep the multipliers busy.
-  static constexpr int panels_at_once(int num_rows) { return std::clamp((kMaxRows - 1) / num_rows, 1, kMostPanels); }
+  static constexpr int panels_of(int num_rows) { return panels_at_once<Panel, A>(num_rows, kVectors * kSums); }
 
   /// Tiles from `first_tile` to `last_tile` times panels from `first` to `last`. Sums over a part of the depth are kept
   /// in `partial` [rows, columns of the panels].
@@ -178,7 +177,7 @@ class Product {
     for (long start = 0; start < depth_; start += kDepthBlock)
       for (long panel = first; panel < last; panel += width)
         tiles_.each(first_tile, last_tile, [&](long row, auto count) {
-          constexpr int kRows = count, kPanels = panels_at_once(kRows);
+          constexpr int kRows = count, kPanels = panels_of(kRows);
           auto sums_at = [&](long p) { return partial + (row - first_row) * stride + (p - first) * kPanel; };
           const Tiles<kPanels> panels(width);
           panels.each(0, panels.count, [&](long p, auto num_panels) {

@@ -101,36 +101,54 @@ inline void store(BFloat16* to, Floats v) {
   std::memcpy(to, &halves, sizeof(halves));
 }
 
-inline Floats choose(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
+/// a[0], b[0], a[1], b[1] and so on; `count` is a multiple of `kLanes`.
+inline void interleave(const BFloat16* a, const BFloat16* b, long count, BFloat16* to) {
+  for (long i = 0; i < count; i += kLanes) {
+    const Ints both = __builtin_convertvector(load_as<Halves>(a + i), Ints) |
+                      __builtin_convertvector(load_as<Halves>(b + i), Ints) << 16;
+    std::memcpy(to + 2 * i, &both, sizeof(both));
+  }
+}
 
-inline Floats max(Floats a, Floats b) { return choose(a > b, a, b); }
+inline Floats choose(Ints mask, Floats yes, Floats no) { return mask ? yes : no; }
+
+/// The larger number; `b` where either is none.
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+/// All lanes joined by `join`, halves with halves.
+template <class Number, int kCount = kLanes, class Vector, class Join>
+inline Number reduce(const Vector& v, const Join& join) {
+  if constexpr (kCount == 1) {
+    return v[0];
+  } else {
+    typedef Number Half __attribute__((vector_size(sizeof(Vector) / 2)));
+    Half halves[2];
+    std::memcpy(halves, &v, sizeof(v));
+    return reduce<Number, kCount / 2>(join(halves[0], halves[1]), join);
+  }
+}
 
 inline float sum(Floats v) {
-  float total = 0;
-  for (int i = 0; i < kLanes; i++) total += v[i];
-  return total;
+  return reduce<float>(v, [](auto a, auto b) { return a + b; });
 }
 
 inline int32_t total(Ints v) {
-  int32_t result = 0;
-  for (int i = 0; i < kLanes; i++) result += v[i];
-  return result;
+  return reduce<int32_t>(v, [](auto a, auto b) { return a + b; });
 }
 
 inline float largest(Floats v) {
-  float best = v[0];
-  for (int i = 1; i < kLanes; i++) best = v[i] > best ? v[i] : best;
-  return best;
+  return reduce<float>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-/// e^x, within 2 units in the last place for -87 <= x <= 88; exactly 0 below -87.
+/// e^x, within 2 units in the last place for -87 <= x <= 88; exactly 0 for -88 and below.
 ///
 /// Cody and Waite's reduction x = n ln 2 + r with ln 2 in two parts, and the Taylor polynomial of degree 7 in r.
 inline Floats exp(Floats x) {
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Floats bounded = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
-  Floats shifted = bounded * 1.44269504088896341f + magic;
-  Floats n = shifted - magic;
+  const Floats magic = splat(12582912.0f);                       // 1.5 * 2^23: adding it rounds to an integer
+  const Floats bounded = max(splat(-88.0f), min(splat(88.0f), x));  // NaN stays NaN
+  const Floats shifted = bounded * 1.44269504088896341f + magic;
+  const Floats n = shifted - magic;
   Floats r = bounded - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   Floats p = splat(1.0f / 5040);
@@ -141,8 +159,8 @@ inline Floats exp(Floats x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  Ints exponent = ((Ints)shifted - (Ints)magic + 127) << 23;
-  return choose(x < -87.0f, splat(0.0f), choose(x != x, x, p * (Floats)exponent));
+  const Ints exponent = ((Ints)shifted - (Ints)magic + 127) << 23;  // 0 for n = -127
+  return p * (Floats)exponent;
 }
 
 }  // namespace octavo

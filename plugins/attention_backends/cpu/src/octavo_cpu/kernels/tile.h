@@ -29,59 +29,58 @@ struct SpacedRows {
   const T* at(int row, long k) const { return data + row * kDistance + k; }
 };
 
-/// A panel of float32: row k is a few vectors at `data + k * stride`.
+// A panel is some vectors of columns for each k, at `data + k * stride`. What one vector of columns is when it has been
+// loaded, for `kGroup` rows of k that lie together, is a `Columns`; it takes as many registers as it has members.
+
+/// A panel of float32.
 struct FloatPanel {
   using Element = float;
-  static constexpr int kGroup = 1;  // rows of k that lie together
+  static constexpr int kGroup = 1;
 
-  template <class Rows, int kRows, int kVectors>
-  static inline void step(const Rows& a, long k, const float* b, Floats (&sums)[kRows][kVectors]) {
-    Floats columns[kVectors];
-    OCTAVO_FOR (v, kVectors) columns[v] = load(b + v * kLanes);
-    OCTAVO_FOR (r, kRows)
-      OCTAVO_FOR (v, kVectors) sums[r][v] += *a.at(r, k) * columns[v];
+  template <class Number>
+  struct Columns {
+    Floats numbers;
+
+    static Columns load(const float* b) { return {octavo::load(b)}; }
+    void add(const float* row, Floats& sum) const { sum += *row * numbers; }
+  };
+};
+
+/// Columns of bfloat16 for rows of float32.
+struct WidenedColumns {
+  Floats even, odd;
+
+  static WidenedColumns load(const BFloat16* b) {
+    const Ints pairs = load_as<Ints>(b);
+    return {(Floats)(pairs << 16), (Floats)(pairs & int32_t(0xffff0000))};
+  }
+  void add(const float* row, Floats& sum) const {
+    sum += row[0] * even;
+    sum += row[1] * odd;
   }
 };
+
+#if defined(__AVX512BF16__)
+/// Columns of bfloat16 for rows of bfloat16.
+struct PairColumns {
+  __m512bh pairs;
+
+  static PairColumns load(const BFloat16* b) { return {(__m512bh)_mm512_loadu_si512(b)}; }
+  void add(const BFloat16* row, Floats& sum) const {
+    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(load_as<int32_t>(row)), pairs);
+  }
+};
+#else
+using PairColumns = void;
+#endif
 
 /// A panel of bfloat16 in pairs: rows k and k + 1 lie interleaved, column by column, so that a 32-bit lane holds both.
 struct BFloat16Panel {
   using Element = BFloat16;
   static constexpr int kGroup = 2;
 
-  template <class Rows, int kRows, int kVectors>
-  static inline void step(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
-    if constexpr (std::is_same_v<typename Rows::Number, float>)
-      widened(a, k, b, sums);
-    else
-      dot(a, k, b, sums);
-  }
-
-  template <class Rows, int kRows, int kVectors>
-  static inline void widened(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
-    Floats even[kVectors], odd[kVectors];
-    OCTAVO_FOR (v, kVectors) {
-      const Ints pairs = load_as<Ints>(b + v * 2 * kLanes);
-      even[v] = (Floats)(pairs << 16);
-      odd[v] = (Floats)(pairs & int32_t(0xffff0000));
-    }
-    OCTAVO_FOR (r, kRows)
-      OCTAVO_FOR (v, kVectors) {
-        sums[r][v] += a.at(r, k)[0] * even[v];
-        sums[r][v] += a.at(r, k)[1] * odd[v];
-      }
-  }
-
-#if defined(__AVX512BF16__)
-  template <class Rows, int kRows, int kVectors>
-  static inline void dot(const Rows& a, long k, const BFloat16* b, Floats (&sums)[kRows][kVectors]) {
-    __m512bh columns[kVectors];
-    OCTAVO_FOR (v, kVectors) columns[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * kLanes);
-    OCTAVO_FOR (r, kRows) {
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
-      OCTAVO_FOR (v, kVectors) sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], both, columns[v]);
-    }
-  }
-#endif
+  template <class Number>
+  using Columns = std::conditional_t<std::is_same_v<Number, float>, WidenedColumns, PairColumns>;
 };
 
 /// A panel of int8 in groups of 4 rows of k where the target multiplies unsigned with signed bytes, else of 2.
@@ -97,37 +96,40 @@ struct Int8Panel {
   static constexpr int kGroup = 2, kOffset = 0;
 #endif
 
-  template <class Rows, int kRows, int kVectors>
-  static inline void step(const Rows& a, long k, const uint8_t* b, Ints (&sums)[kRows][kVectors]) {
-    OCTAVO_FOR (v, kVectors) {
-      const uint8_t* column = b + v * kGroup * kLanes;
+  template <class Number>
+  struct Columns {
 #if defined(__AVX512VNNI__)
-      const __m512i weights = _mm512_loadu_si512(column);
-#elif defined(__AVX512F__)
-      const __m512i weights = _mm512_cvtepi8_epi16(load_as<__m256i>(column));
-#elif defined(__AVX2__)
-      const __m256i weights = _mm256_cvtepi8_epi16(load_as<__m128i>(column));
-#else
-      typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
-      const Ints pairs = __builtin_convertvector(load_as<Shorts>(column), Ints);
-      const Ints even = pairs << 24 >> 24, odd = pairs >> 8;
-#endif
-      OCTAVO_FOR (r, kRows) {
-#if defined(__AVX512VNNI__)
-        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
-        sums[r][v] = (Ints)_mm512_dpbusd_epi32((__m512i)sums[r][v], weights, row);
-#elif defined(__AVX512F__)
-        const __m512i row = _mm512_set1_epi32(load_as<int32_t>(a.at(r, k)));
-        sums[r][v] += (Ints)_mm512_madd_epi16(row, weights);
-#elif defined(__AVX2__)
-        const __m256i row = _mm256_set1_epi32(load_as<int32_t>(a.at(r, k)));
-        sums[r][v] += (Ints)_mm256_madd_epi16(row, weights);
-#else
-        sums[r][v] += a.at(r, k)[0] * even + a.at(r, k)[1] * odd;
-#endif
-      }
+    __m512i weights;
+
+    static Columns load(const uint8_t* b) { return {_mm512_loadu_si512(b)}; }
+    void add(const Row* row, Ints& sum) const {
+      sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, weights, _mm512_set1_epi32(load_as<int32_t>(row)));
     }
-  }
+#elif defined(__AVX512F__)
+    __m512i weights;
+
+    static Columns load(const uint8_t* b) { return {_mm512_cvtepi8_epi16(load_as<__m256i>(b))}; }
+    void add(const Row* row, Ints& sum) const {
+      sum += (Ints)_mm512_madd_epi16(_mm512_set1_epi32(load_as<int32_t>(row)), weights);
+    }
+#elif defined(__AVX2__)
+    __m256i weights;
+
+    static Columns load(const uint8_t* b) { return {_mm256_cvtepi8_epi16(load_as<__m128i>(b))}; }
+    void add(const Row* row, Ints& sum) const {
+      sum += (Ints)_mm256_madd_epi16(_mm256_set1_epi32(load_as<int32_t>(row)), weights);
+    }
+#else
+    Ints even, odd;
+
+    static Columns load(const uint8_t* b) {
+      typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
+      const Ints pairs = __builtin_convertvector(load_as<Shorts>(b), Ints);
+      return {pairs << 24 >> 24, pairs >> 8};
+    }
+    void add(const Row* row, Ints& sum) const { sum += row[0] * even + row[1] * odd; }
+#endif
+  };
 };
 
 /// What rows that meet a panel of `Element` are made of: bfloat16 only where the target multiplies it.
@@ -145,18 +147,38 @@ template <class Panel, class Rows, class Sum, int kRows, int kPanels, int kVecto
 inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels],
                      const typename Panel::Element* const (&ahead)[kPanels], long depth, long stride,
                      Sum (&sums)[kPanels][kRows][kVectors]) {
-  for (long k = 0; k < depth; k += Panel::kGroup)
-    OCTAVO_FOR (i, kPanels) {
-      OCTAVO_FOR (v, kVectors) __builtin_prefetch(ahead[i] + k * stride + v * Panel::kGroup * kLanes);
-      Panel::step(a, k, panels[i] + k * stride, sums[i]);
-    }
+  using Columns = typename Panel::template Columns<typename Rows::Number>;
+  constexpr int kVector = Panel::kGroup * kLanes;
+  for (long k = 0; k < depth; k += Panel::kGroup) {
+    Columns columns[kPanels][kVectors];
+    OCTAVO_FOR (i, kPanels)
+      OCTAVO_FOR (v, kVectors) {
+        __builtin_prefetch(ahead[i] + k * stride + v * kVector);
+        columns[i][v] = Columns::load(panels[i] + k * stride + v * kVector);
+      }
+    // Row by row, so that a number of a row is in a register only while all panels need it.
+    OCTAVO_FOR (r, kRows)
+      OCTAVO_FOR (i, kPanels)
+        OCTAVO_FOR (v, kVectors) columns[i][v].add(a.at(r, k), sums[i][r][v]);
+  }
 }
 
 constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+constexpr int kRowRegisters = kLanes == 16 ? 0 : 1;  // AVX-512 multiplies with a number in memory
 
-/// Rows whose sums fit into registers with one panel of so many vectors, and a row's number; int8 has two sums.
-constexpr int most_rows(int num_vectors, int num_sums = 1) {
-  return (kRegisters - num_vectors - 2) / (num_vectors * num_sums);
+/// Vectors of sums that fit into registers beside so many vectors of columns.
+template <class Panel, class Number>
+constexpr int most_sums(int num_vectors) {
+  using Columns = typename Panel::template Columns<Number>;
+  return kRegisters - kRowRegisters - num_vectors * int(sizeof(Columns) / sizeof(Floats));
+}
+
+/// Panels that so many rows go over at a time: with few rows one alone does not keep the multipliers busy.
+template <class Panel, class Number>
+constexpr int panels_at_once(int num_rows, int num_vectors) {
+  int panels = 4;
+  while (panels > 1 && panels * num_vectors * num_rows > most_sums<Panel, Number>(panels * num_vectors)) panels--;
+  return panels;
 }
 
 /// Rows cut into as few tiles of at most `kMaxRows` as can be, none more than a row larger than another.
