@@ -20,7 +20,7 @@ class TestCPUAttention(AttentionBackendSuite):
                 self.check(case, query_lens[: len(num_tokens)])
 
     def test_sequences_go_over_what_they_share_as_if_alone(self, dtype: str) -> None:
-        """Bit for bit, where the keys of the first chunks are multiplied with the queries of several sequences at once."""
+        """Bit for bit, though queries of several sequences are multiplied with the first keys at once."""
         num_tokens, num_shared = [1400, 1400, 1400, 500, 1300, 300, 1400], [0, 80, 81, 17, 0, 16, 80]
         case = self.case(self.layer(2, 3, 64), num_tokens, 16, dtype)
         case.step([1390, 1290], [0, 4])

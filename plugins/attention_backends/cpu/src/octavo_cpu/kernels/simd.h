@@ -145,7 +145,7 @@ inline float largest(Floats v) {
 ///
 /// Cody and Waite's reduction x = n ln 2 + r with ln 2 in two parts, and the Taylor polynomial of degree 7 in r.
 inline Floats exp(Floats x) {
-  const Floats magic = splat(12582912.0f);                       // 1.5 * 2^23: adding it rounds to an integer
+  const Floats magic = splat(12582912.0f);                          // 1.5 * 2^23: adding it rounds to an integer
   const Floats bounded = max(splat(-88.0f), min(splat(88.0f), x));  // NaN stays NaN
   const Floats shifted = bounded * 1.44269504088896341f + magic;
   const Floats n = shifted - magic;
