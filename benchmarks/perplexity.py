@@ -21,8 +21,10 @@ from octavo import LLM, SamplingParams
 ARMS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "float32", "plugin_options": {"cpu": {"quantization": "int8"}}},
-    "int8, bfloat16": {"dtype": "bfloat16", "plugin_options": {"cpu": {"quantization": "int8"}}},
+    **{
+        quantization: {"dtype": "bfloat16", "plugin_options": {"cpu": {"quantization": quantization}}}
+        for quantization in ("int8", "int8_weights", "int4")
+    },
 }
 
 

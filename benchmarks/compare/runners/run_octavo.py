@@ -10,7 +10,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.output_processor import OutputKind
 from octavo.plugins import resolve_settings
 
-PRECISIONS = {"int8": {"quantization": "int8"}}
+PRECISIONS = {"int8": {"plugins.cpu.quantization": "int8"}}
 """Precision to what it means for the configuration, where that is not just the dtype."""
 
 

@@ -9,7 +9,16 @@ import torch
 from torch.nn import functional
 
 from octavo.nn import apply_rotary
-from octavo_cpu.layers import FusedRMSNorm, FusedSiluAndMul, InPlaceRotate, Int8Linear, PackedLinear, WeightMemory
+from octavo_cpu.layers import (
+    FusedRMSNorm,
+    FusedSiluAndMul,
+    InPlaceRotate,
+    Int4Linear,
+    Int8Linear,
+    Int8WeightLinear,
+    PackedLinear,
+    WeightMemory,
+)
 from octavo_cpu.plugin import CPUOptions
 from octavo_cpu.transform import use_kernels
 
@@ -45,25 +54,30 @@ def test_rows_may_lie_apart(kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_others(kernels, dtype):
-    layer, x = (
-        PackedLinear(WeightMemory(kernels), random(70, 3000, dtype=dtype)),
-        random(300, 3000, dtype=dtype, seed=1),
-    )
+@pytest.mark.parametrize("linear", [PackedLinear, Int8Linear, Int8WeightLinear, Int4Linear])
+def test_a_row_does_not_depend_on_the_others(kernels, linear, dtype):
+    layer, x = linear(WeightMemory(kernels), random(70, 2976, dtype=dtype)), random(300, 2976, dtype=dtype, seed=1)
     whole = layer(x, None)
     for first, num_rows in itertools.product([0, 17, 280], [1, 2, 3, 4, 7, 20]):
         assert torch.equal(layer(x[first : first + num_rows], None), whole[first : first + num_rows])
 
 
-def int8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """By the definition, in exact integers."""
+def in_int8(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as they are when each number was rounded to a multiple of a 127th of the row's largest."""
+    scale = rows.float().abs().amax(dim=1, keepdim=True) / 127
+    return (rows.float() / scale).round().double() * scale.double()
 
-    def rounded(rows: torch.Tensor) -> torch.Tensor:
-        scale = rows.float().abs().amax(dim=1, keepdim=True) / 127
-        return (rows.float() / scale).round().double() * scale.double()
 
-    stretches = torch.cat([rounded(stretch) for stretch in x.split(32, dim=1)], dim=1)
-    return (stretches @ rounded(weight).T).to(x.dtype)
+def stretches_in_int8(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([in_int8(stretch) for stretch in x.split(32, dim=1)], dim=1)
+
+
+def in_int4(weight: torch.Tensor) -> torch.Tensor:
+    """Each 32 weights of a row as multiples of a 15th of the way from the smallest to the largest."""
+    stretches = weight.float().unflatten(1, (-1, 32))
+    low, high = stretches.amin(dim=2, keepdim=True), stretches.amax(dim=2, keepdim=True)
+    scale, offset = ((high - low) / 15).bfloat16().double(), low.bfloat16().double()
+    return (((stretches - offset) / scale).round().clamp(0, 15) * scale + offset).flatten(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,14 +85,47 @@ def int8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_int8_products_are_exact(kernels, dtype, depth):
     for num_columns, num_rows in itertools.product([1, 16, 31, 100], [1, 2, 3, 5, 7, 13, 40]):
         weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
-        out, expected = Int8Linear(WeightMemory(kernels), weight)(x, None), int8_product(x, weight)
+        expected = (stretches_in_int8(x) @ in_int8(weight).T).to(x.dtype)
+        out = Int8Linear(WeightMemory(kernels), weight)(x, None)
         # A number halfway between two may be rounded either way.
         assert_near(out, expected, depth**0.5 / (10 if dtype == torch.float32 else 1))
         assert_near(out, functional.linear(x, weight), depth**0.5 * (1e4 if dtype == torch.float32 else 5))
 
 
-def test_int8_rows_that_have_no_scale(kernels):
-    layer, x = Int8Linear(WeightMemory(kernels), random(20, 64)), random(3, 64)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [1, 128, 2049])
+def test_weights_alone_in_int8(kernels, dtype, depth):
+    for num_columns, num_rows in itertools.product([1, 31, 100], [1, 2, 7, 15, 40]):
+        weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
+        out = Int8WeightLinear(WeightMemory(kernels), weight)(x, None)
+        assert_near(out, (x.double() @ in_int8(weight).T).to(dtype), depth**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [32, 64, 512, 544, 2048, 4128])
+def test_weights_of_four_bits(kernels, dtype, depth):
+    for num_columns, num_rows in itertools.product([1, 16, 31, 100], [1, 2, 3, 5, 7, 13, 40, 200]):
+        weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
+        expected = (stretches_in_int8(x) @ in_int4(weight).T).to(dtype)
+        bias = random(num_columns, dtype=dtype, seed=2)
+        out = Int4Linear(WeightMemory(kernels), weight)(x, bias)
+        # As above, and a weight halfway between two may be rounded either way too.
+        assert_near(out, expected + bias, depth**0.5 * (150 if dtype == torch.float32 else 1))
+
+
+def test_weights_that_had_four_bits_keep_them(kernels):
+    """As those from a file in Q4_1: scales and offsets that bfloat16 holds come out as they were."""
+    numbers = torch.randint(0, 16, (50, 4, 32), generator=torch.Generator().manual_seed(0))
+    numbers[..., 0], numbers[..., 1] = 0, 15
+    scale, offset = (random(50, 4, 1, dtype=torch.bfloat16, seed=seed).float() for seed in range(2))
+    weight = (numbers * scale.abs() + offset).flatten(1)
+    x = torch.eye(128)
+    torch.testing.assert_close(Int4Linear(WeightMemory(kernels), weight)(x, None), weight.T, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("linear", [Int8Linear, Int4Linear])
+def test_rows_that_have_no_scale(kernels, linear):
+    layer, x = linear(WeightMemory(kernels), random(20, 64)), random(3, 64)
     x[0], x[1, 5] = 0, torch.nan
     out = layer(x, torch.ones(20))
     assert torch.equal(out[0], torch.ones(20))

@@ -1,8 +1,9 @@
 """A model's forward pass without Python: its kernel calls, recorded once and replayed for any number of tokens.
 
 A pass that consists of kernels alone is a list of calls whose arguments are constants, addresses of what a step brings
-along, or grow with the number of tokens. Two small passes over the null block tell which, a third must agree with
-what they say, and a replay of it with its hidden states, bit for bit. A pass of anything else stays as it was.
+along, or grow with the number of tokens. Two small passes over the null block tell which, and a third must agree with
+what they say. The proof is a batch of other tokens: its replay must give the hidden states of its pass, bit for bit. A
+pass of anything else stays as it was.
 
 Owns: recordings and the proof that a replay is the same. Must never know: which model it is, what the kernels compute.
 """

@@ -7,12 +7,16 @@ Owns: the way from tensors to the kernels' arguments. Must never know: which mod
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from octavo.nn import Rotation, apply_rotary
 from octavo_cpu.library import (
     DTYPES,
-    WEIGHT_DTYPES,
+    INT4,
+    INT8,
+    INT8_WIDENED,
     GatherCall,
     Kernels,
     LinearCall,
@@ -54,19 +58,29 @@ class WeightMemory:
 class PackedLinear:
     """A linear layer's product over a packed copy of its weight. A row's result does not depend on other rows."""
 
+    depth_multiple: ClassVar[int] = 2
+    """Of this an input's size must be a multiple."""
+
     def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-        """`weight` [out, in]; `in` is even, for int8 a multiple of 4. `out_dtype`: that of the input if None."""
-        kernels = memory.kernels
-        self._linear = kernels.linear
+        """`weight` [out, in], floating point. `out_dtype`: that of the input if None."""
+        self._linear = memory.kernels.linear
         self._out, self._in = weight.shape
+        assert self._in % self.depth_multiple == 0, f"{self._in} features are no multiple of {self.depth_multiple}"
         self._out_dtype = out_dtype
-        weight = weight.contiguous()
-        self._weight_dtype = WEIGHT_DTYPES[weight.dtype]
-        self._packed = memory.take(kernels.packed_columns(self._out) * self._in, weight.dtype)
-        kernels.pack(weight.data_ptr(), self._weight_dtype, self._out, self._in, self._packed.data_ptr())
         self._scales: torch.Tensor | None = None
+        self._weight_dtype, self._packed = self._pack(memory, weight)
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         """The layer's bias, and the same in float32."""
+
+    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """The weight as the kernel reads it, and which of its formats that is."""
+        return DTYPES[weight.dtype], self._packed_as(memory, weight, DTYPES[weight.dtype])
+
+    def _packed_as(self, memory: WeightMemory, numbers: torch.Tensor, weight_dtype: int) -> torch.Tensor:
+        kernels, numbers = memory.kernels, numbers.contiguous()
+        packed = memory.take(kernels.packed_columns(self._out) * self._in, numbers.dtype)
+        kernels.pack(numbers.data_ptr(), weight_dtype, self._out, self._in, packed.data_ptr())
+        return packed
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
@@ -95,19 +109,58 @@ class PackedLinear:
         return out
 
 
-class Int8Linear(PackedLinear):
-    """A linear layer's product in int8: weights with a scale for each output, inputs with one for each 32 in a row.
+class Int8WeightLinear(PackedLinear):
+    """A linear layer's product over a weight in int8, with a scale for each output.
 
-    A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1); scales for
-    short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861, section 4).
+    A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1).
     """
 
-    def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-        """`weight` [out, in], floating point; `in` is a multiple of 4."""
+    depth_multiple = 1
+    weight_dtype: ClassVar[int] = INT8_WIDENED
+
+    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
         scales = weight.float().abs().amax(dim=1) / 127
-        super().__init__(memory, (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8), out_dtype)
-        self._scales = torch.zeros(memory.kernels.packed_columns(len(scales)))
-        self._scales[: len(scales)] = scales
+        numbers = (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
+        self._scales = torch.zeros(memory.kernels.packed_columns(self._out))
+        self._scales[: self._out] = scales
+        return self.weight_dtype, self._packed_as(memory, numbers, self.weight_dtype)
+
+
+class Int8Linear(Int8WeightLinear):
+    """Likewise, with inputs in int8 too: a scale for each 32 of a row.
+
+    Scales for short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861,
+    section 4).
+    """
+
+    depth_multiple = 4
+    weight_dtype = INT8
+
+
+class Int4Linear(PackedLinear):
+    """A linear layer's product over a weight of 4 bits, with inputs in int8.
+
+    Each 32 weights of an output are scale · number + offset, from their smallest to their largest. That is how GGUF's
+    Q4_1 has them (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h, `block_q4_1`), so a weight
+    that comes from there stays what it was, but for the rounding of scale and offset to bfloat16.
+    """
+
+    depth_multiple = 32
+    _stretch: ClassVar[int] = 32
+    _stretch_bytes: ClassVar[int] = 20
+    """Of one output: the numbers, scale and offset."""
+
+    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
+        kernels, stretches = memory.kernels, weight.float().unflatten(1, (-1, self._stretch))
+        low, high = stretches.aminmax(dim=2)
+        scale, offset = ((high - low) / 15).bfloat16(), low.bfloat16()
+        numbers = (stretches - offset.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
+        numbers = numbers.round().clamp(0, 15).to(torch.uint8).contiguous()
+        factors = torch.stack([offset, scale], dim=2)  # as one little-endian number: the scale above the offset
+        num_stretches = kernels.packed_columns(self._out) * (self._in // self._stretch)
+        packed = memory.take(num_stretches * self._stretch_bytes, torch.uint8)
+        kernels.pack_int4(numbers.data_ptr(), factors.data_ptr(), self._out, self._in, packed.data_ptr())
+        return INT4, packed
 
 
 class FusedRMSNorm:

@@ -6,6 +6,7 @@ Owns: which layer gets which. Must never know: how a model is put together.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,9 @@ from octavo_cpu.layers import (
     FusedRMSNorm,
     FusedSiluAndMul,
     InPlaceRotate,
+    Int4Linear,
     Int8Linear,
+    Int8WeightLinear,
     PackedLinear,
     RotationLookup,
     TableLookup,
@@ -27,6 +30,14 @@ from octavo_cpu.layers import (
 from octavo_cpu.library import DTYPES, load_kernels
 
 logger = logging.getLogger(__name__)
+
+LINEARS: Mapping[str, Sequence[type[PackedLinear]]] = {
+    "none": (PackedLinear,),
+    "int8": (Int8Linear, PackedLinear),
+    "int8_weights": (Int8WeightLinear,),
+    "int4": (Int4Linear, Int8Linear, PackedLinear),
+}
+"""Products for each value of `plugins.cpu.quantization`; a layer has the first that its size admits."""
 
 
 def use_kernels(model: Any, options: Any) -> Any:
@@ -44,7 +55,7 @@ def use_kernels(model: Any, options: Any) -> Any:
     kernels = load_kernels(options.isa)
     memory = WeightMemory(kernels)
     for module in model.modules():
-        _serve(module, memory, options.quantization == "int8")
+        _serve(module, memory, LINEARS[options.quantization])
     if options.capture:
         model.forward = CapturedForward(model, kernels)
     return model
@@ -55,16 +66,17 @@ def _warn_once(reason: str) -> None:
     logger.warning("the CPU kernels cannot be used, which costs much speed: %s", reason)
 
 
-def _serve(module: torch.nn.Module, memory: WeightMemory, int8: bool) -> None:
-    """Give one layer its kernel, unless it has one from elsewhere."""
+def _serve(module: torch.nn.Module, memory: WeightMemory, linears: Sequence[type[PackedLinear]]) -> None:
+    """Give one layer its kernel, unless it has one from elsewhere. `linears`: for its product, the best first."""
     kernels = memory.kernels
     if isinstance(module, Projection) and module.kernel is None and module.weight.dtype in DTYPES:
-        depth = module.weight.shape[1]
-        out_dtype = torch.float32 if isinstance(module, LMHead) else None  # what samplers want, without a conversion
-        if int8 and depth % 4 == 0:
-            module.take_over(Int8Linear(memory, module.weight, out_dtype))
-        elif depth % 2 == 0:  # bfloat16 is multiplied in pairs
-            module.take_over(PackedLinear(memory, module.weight, out_dtype))
+        is_head = isinstance(module, LMHead)
+        out_dtype = torch.float32 if is_head else None  # what samplers want, without a conversion
+        for linear in linears:
+            # Logits of 4 bits cost more than they save, as the formats of GGUF have it too.
+            if module.weight.shape[1] % linear.depth_multiple == 0 and not (is_head and linear is Int4Linear):
+                module.take_over(linear(memory, module.weight, out_dtype))
+                break
     elif isinstance(module, RMSNorm) and module.kernel is None and module.weight.dtype in DTYPES:
         if module.weight.shape[0] % kernels.num_lanes == 0:
             module.kernel = FusedRMSNorm(kernels, module.weight, module.eps)

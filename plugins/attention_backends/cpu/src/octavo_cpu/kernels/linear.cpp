@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;  // columns in a panel
-constexpr long kDepthBlock = 2048;         // k summed before sums go through memory; fixed, so that the order is too
+constexpr long kDepthBlock = 2048;         // k summed before sums go through memory
 constexpr long kAhead = 4096;  // bytes of a panel between what is read and what is fetched: over the end of the page
 constexpr long kItemsPerThread = 16;  // so that a thread that is slowed down leaves its share to the others
 constexpr long kRowsBytes = 1 << 18;  // rows of x that are worked on together should stay in the L2 cache
@@ -63,9 +63,32 @@ struct Output {
 /// Numbers of x in int8 that have one scale, so that one large number does not cost all others their precision.
 constexpr long kStretch = 32;
 
-/// A stretch of a row as int8, its largest number as 127; returns the scale, and the offset in `offset`.
+/// A stretch of weights of 4 bits in a panel: the factors of all columns, then the numbers.
+constexpr long kFactorBytes = kPanel * 4, kInt4Bytes = kFactorBytes + kPanel * kStretch / 2;
+
+void pack_int4(const uint8_t* numbers, const uint32_t* factors, long num_columns, long depth, uint8_t* packed) {
+  const long num_stretches = depth / kStretch;
+  constexpr int kGroup = Int8Panel::kGroup;
+  parallel((num_columns + kPanel - 1) / kPanel, [&](long p) {
+    for (long s = 0; s < num_stretches; s++) {
+      uint8_t* to = packed + (p * num_stretches + s) * kInt4Bytes;
+      std::fill_n(to, kInt4Bytes, uint8_t(0));
+      for (long c = 0; c < std::min<long>(kPanel, num_columns - p * kPanel); c++) {
+        const long column = p * kPanel + c;
+        std::memcpy(to + c * 4, factors + column * num_stretches + s, 4);
+        for (long k = 0; k < kStretch; k++) {
+          const uint8_t number = numbers[column * depth + s * kStretch + k];
+          uint8_t& pair = to[kFactorBytes + k / (2 * kGroup) * kPanel * kGroup + c * kGroup + k % kGroup];
+          pair = uint8_t(pair | number << (k / kGroup % 2 * 4));
+        }
+      }
+    }
+  });
+}
+
+/// A stretch of a row as int8, its largest number as 127; returns the scale, and the sum of all in `numbers_sum`.
 template <class T>
-float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
+float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& numbers_sum) {
   typedef Int8Panel::Row Rows __attribute__((vector_size(kLanes * sizeof(Int8Panel::Row))));
   float padded[kStretch] = {};
   long k = 0;
@@ -88,7 +111,7 @@ float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
     numbers[k / kLanes] = __builtin_convertvector(rounded, Rows);
   }
   std::memcpy(to, numbers, count * sizeof(*to));
-  offset = -Int8Panel::kOffset * total(sum);
+  numbers_sum = total(sum);
   return total(is_odd) == 0 ? limit / 127 : NAN;  // what has no int8 makes its stretch NaN
 }
 
@@ -96,26 +119,29 @@ float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& offset) {
 template <class A>
 struct Packed {
   A* numbers;
-  float* scales = nullptr;     // int8: tile after tile, [num_stretches, rows of the tile]
-  int32_t* offsets = nullptr;  // likewise: what sums of products begin with
+  float* scales = nullptr;  // int8: tile after tile, [num_stretches, rows of the tile]
+  int32_t* sums = nullptr;  // likewise
 };
 
 template <class Panel, class A>
 class Product {
-  static constexpr int kSums = std::is_same_v<Panel, Int8Panel> ? 2 : 1;  // of an element: int8 has an exact one too
+  using Element = typename Panel::Element;
+  static constexpr bool kExact = std::is_integral_v<A>;  // stretches are summed in integers
+  static constexpr bool kInt4 = std::is_same_v<Panel, Int4Panel>;
+  static constexpr int kSums = kExact ? 2 : 1;  // of an element
   static constexpr int kMaxRows = most_sums<Panel, A>(kVectors) / (kVectors * kSums);
 
  public:
   Product(const Output& out, const void* weight, long num_rows, long depth)
       : out_(out),
-        weight_(static_cast<const typename Panel::Element*>(weight)),
+        weight_(static_cast<const Element*>(weight)),
         depth_(depth),
         num_stretches_((depth + kStretch - 1) / kStretch),
         tiles_(num_rows),
         x_{scratch<A, struct Numbers>(num_rows * depth)} {
-    if constexpr (std::is_same_v<Panel, Int8Panel>) {
+    if constexpr (kExact) {
       x_.scales = scratch<float, struct Scales>(num_rows * num_stretches_);
-      x_.offsets = scratch<int32_t, struct Offsets>(num_rows * num_stretches_);
+      x_.sums = scratch<int32_t, struct RowSums>(num_rows * num_stretches_);
     }
   }
 
@@ -134,11 +160,11 @@ class Product {
   void pack_row(const T* x, long row, long r, long num_rows) const {
     constexpr int kGroup = Panel::kGroup;
     A* to = x_.numbers + row * depth_ + r * kGroup;
-    if constexpr (std::is_same_v<Panel, Int8Panel>) {
+    if constexpr (kExact) {
       for (long i = 0; i < num_stretches_; i++) {
         const long at = row * num_stretches_ + i * num_rows + r, count = std::min(kStretch, depth_ - i * kStretch);
         A numbers[kStretch];
-        x_.scales[at] = quantize(x + i * kStretch, count, numbers, x_.offsets[at]);
+        x_.scales[at] = quantize(x + i * kStretch, count, numbers, x_.sums[at]);
         for (long k = 0; k < count; k += kGroup)
           std::memcpy(to + (i * kStretch + k) * num_rows, numbers + k, kGroup * sizeof(A));
       }
@@ -186,26 +212,33 @@ class Product {
         });
   }
 
+  /// The numbers of a panel from `k` on; for int4, in a stretch that begins there.
+  const Element* weight_at(long panel, long k) const {
+    if constexpr (kInt4)
+      return factors_at(panel, k) + kFactorBytes;
+    else
+      return weight_ + (panel * depth_ + k) * kPanel;
+  }
+
+  const uint8_t* factors_at(long panel, long k) const {
+    return weight_ + (panel * num_stretches_ + k / kStretch) * kInt4Bytes;
+  }
+
   /// `kPanels` panels from number `panel` on times the tile of `kRows` rows from `row` on, over the k from `start` on.
   template <int kRows, int kPanels>
   void tile(long row, long panel, long start, float* partial, long partial_stride) const {
     const long count = std::min(kDepthBlock, depth_ - start);
     const PackedRows<A, kRows, Panel::kGroup> a{x_.numbers + row * depth_ + start * kRows};
-    using Element = typename Panel::Element;
-    const Element *b[kPanels], *ahead[kPanels];
-    OCTAVO_FOR (i, kPanels) b[i] = weight_ + ((panel + i) * depth_ + start) * kPanel;
-    OCTAVO_FOR (i, kPanels) ahead[i] = b[i] + kAhead / long(sizeof(Element));
-
     Floats sums[kPanels][kRows][kVectors] = {};
     auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
     if (start)
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
           OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
-    if constexpr (std::is_same_v<Panel, Int8Panel>)
-      sum_stretches(a, b, ahead, row * num_stretches_ + start / kStretch * kRows, count, sums);
+    if constexpr (kExact)
+      sum_stretches(a, row, panel, start, count, sums);
     else
-      multiply<Panel>(a, b, ahead, count, kPanel, sums);
+      add_product(a, panel, start, count, sums);
     if (start + count < depth_) {
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
@@ -217,29 +250,50 @@ class Product {
         OCTAVO_FOR (v, kVectors) out_.put(row + r, (panel + i) * kPanel + v * kLanes, sums[i][r][v]);
   }
 
-  /// `multiply` for int8: exact within a stretch, in float32 over all stretches. `stretch`: index of the first scale.
+  /// Add rows times panels from number `panel` on, over `count` k from `start` on.
+  template <class Sum, int kRows, int kPanels>
+  void add_product(const PackedRows<A, kRows, Panel::kGroup>& rows, long panel, long start, long count,
+                   Sum (&sums)[kPanels][kRows][kVectors]) const {
+    const Element *panels[kPanels], *ahead[kPanels];
+    OCTAVO_FOR (i, kPanels) panels[i] = weight_at(panel + i, start);
+    OCTAVO_FOR (i, kPanels) ahead[i] = panels[i] + kAhead / long(sizeof(Element));
+    multiply<Panel>(rows, panels, ahead, count, kPanel, sums);
+  }
+
+  /// Likewise for int8 and int4: exact within a stretch, in float32 over all stretches. `row`: the first of the tile.
   template <int kRows, int kPanels>
-  void sum_stretches(const PackedRows<A, kRows, Panel::kGroup>& a, const typename Panel::Element* const (&b)[kPanels],
-                     const typename Panel::Element* const (&ahead)[kPanels], long stretch, long count,
+  void sum_stretches(const PackedRows<A, kRows, Panel::kGroup>& a, long row, long panel, long start, long count,
                      Floats (&sums)[kPanels][kRows][kVectors]) const {
+    long stretch = row * num_stretches_ + start / kStretch * kRows;  // index of the first scale
     for (long k = 0; k < count; k += kStretch, stretch += kRows) {
       const PackedRows<A, kRows, Panel::kGroup> rows{a.data + k * kRows};
-      const typename Panel::Element *panels[kPanels], *next[kPanels];
-      OCTAVO_FOR (i, kPanels) panels[i] = b[i] + k * kPanel, next[i] = ahead[i] + k * kPanel;
       Ints products[kPanels][kRows][kVectors];
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} + x_.offsets[stretch + r];
-      multiply<Panel>(rows, panels, next, std::min(kStretch, count - k), kPanel, products);
+          OCTAVO_FOR (v, kVectors) products[i][r][v] = Ints{} - Panel::kOffset * x_.sums[stretch + r];
+      add_product(rows, panel, start + k, std::min(kStretch, count - k), products);
       OCTAVO_FOR (i, kPanels)
-        OCTAVO_FOR (r, kRows)
-          OCTAVO_FOR (v, kVectors)
-            sums[i][r][v] += __builtin_convertvector(products[i][r][v], Floats) * x_.scales[stretch + r];
+        OCTAVO_FOR (v, kVectors) {
+          Floats scales = splat(1.0f), offsets = {};
+          if constexpr (kInt4) {
+            const Ints factors = load_as<Ints>(factors_at(panel + i, start + k) + v * sizeof(Ints));
+            scales = (Floats)(factors & int32_t(0xffff0000)), offsets = (Floats)(factors << 16);
+          }
+          OCTAVO_FOR (r, kRows) {
+            const float scale = x_.scales[stretch + r];
+            Floats product = __builtin_convertvector(products[i][r][v], Floats);
+            if constexpr (kInt4) {
+              product = product * scales;
+              sums[i][r][v] += offsets * (scale * float(x_.sums[stretch + r]));
+            }
+            sums[i][r][v] += product * scale;
+          }
+        }
     }
   }
 
   const Output out_;
-  const typename Panel::Element* const weight_;
+  const Element* const weight_;
   const long depth_, num_stretches_;
   const Tiles<kMaxRows> tiles_;
   Packed<A> x_;
@@ -266,6 +320,9 @@ extern "C" void octavo_pack(const void* weight, int64_t dtype, int64_t num_colum
          static_cast<BFloat16*>(packed));
   else if (dtype == OCTAVO_FLOAT32)
     pack(static_cast<const float*>(weight), num_columns, depth, FloatPanel::kGroup, static_cast<float*>(packed));
+  else if (dtype == OCTAVO_INT8_WIDENED)
+    pack(static_cast<const int8_t*>(weight), num_columns, depth, WidenedInt8Panel::kGroup,
+         static_cast<int8_t*>(packed));
   else {
     uint8_t* to = static_cast<uint8_t*>(packed);
     pack(static_cast<const uint8_t*>(weight), num_columns, depth, Int8Panel::kGroup, to);
@@ -274,8 +331,15 @@ extern "C" void octavo_pack(const void* weight, int64_t dtype, int64_t num_colum
   }
 }
 
+extern "C" void octavo_pack_int4(const uint8_t* numbers, const uint32_t* factors, int64_t num_columns, int64_t depth,
+                                 uint8_t* packed) {
+  pack_int4(numbers, factors, num_columns, depth, packed);
+}
+
 extern "C" void octavo_linear(const OctavoLinear* p) {
   if (p->weight_dtype == OCTAVO_INT8) return product<Int8Panel, Int8Panel::Row>(*p);
+  if (p->weight_dtype == OCTAVO_INT4) return product<Int4Panel, Int8Panel::Row>(*p);
+  if (p->weight_dtype == OCTAVO_INT8_WIDENED) return product<WidenedInt8Panel, float>(*p);
   if (p->weight_dtype == OCTAVO_FLOAT32) return product<FloatPanel, float>(*p);
 #if defined(__AVX512BF16__)
   if (p->dtype == OCTAVO_BFLOAT16) return product<BFloat16Panel, BFloat16>(*p);

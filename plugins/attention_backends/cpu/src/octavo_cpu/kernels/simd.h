@@ -35,6 +35,7 @@ constexpr int kLanes = 4;
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 /// A bfloat16 number: the upper half of a float32.
 struct BFloat16 {
@@ -89,6 +90,16 @@ inline Floats load(const float* from) { return load_as<Floats>(from); }
 
 inline Floats load(const BFloat16* from) {
   return (Floats)(__builtin_convertvector(load_as<Halves>(from), Ints) << 16);
+}
+
+inline Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(from)));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+  return __builtin_convertvector(load_as<Bytes>(from), Floats);
+#endif
 }
 
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof(v)); }

@@ -30,20 +30,33 @@ struct SpacedRows {
 };
 
 // A panel is some vectors of columns for each k, at `data + k * stride`. What one vector of columns is when it has been
-// loaded, for `kGroup` rows of k that lie together, is a `Columns`; it takes as many registers as it has members.
+// loaded, for `kGroup` rows of k that lie together, is a `Columns`; it takes as many registers as it has members. An
+// `Element` holds `kPerElement` numbers of a column.
 
-/// A panel of float32.
+/// Columns of float32, or of int8 for rows of float32.
+struct FloatColumns {
+  Floats numbers;
+
+  static FloatColumns load(const float* b) { return {octavo::load(b)}; }
+  static FloatColumns load(const int8_t* b) { return {octavo::load(b)}; }
+  void add(const float* row, Floats& sum) const { sum += *row * numbers; }
+};
+
 struct FloatPanel {
   using Element = float;
-  static constexpr int kGroup = 1;
+  static constexpr int kGroup = 1, kPerElement = 1;
 
   template <class Number>
-  struct Columns {
-    Floats numbers;
+  using Columns = FloatColumns;
+};
 
-    static Columns load(const float* b) { return {octavo::load(b)}; }
-    void add(const float* row, Floats& sum) const { sum += *row * numbers; }
-  };
+/// A panel of int8 that is multiplied with float32.
+struct WidenedInt8Panel {
+  using Element = int8_t;
+  static constexpr int kGroup = 1, kPerElement = 1;
+
+  template <class Number>
+  using Columns = FloatColumns;
 };
 
 /// Columns of bfloat16 for rows of float32.
@@ -77,7 +90,7 @@ using PairColumns = void;
 /// A panel of bfloat16 in pairs: rows k and k + 1 lie interleaved, column by column, so that a 32-bit lane holds both.
 struct BFloat16Panel {
   using Element = BFloat16;
-  static constexpr int kGroup = 2;
+  static constexpr int kGroup = 2, kPerElement = 1;
 
   template <class Number>
   using Columns = std::conditional_t<std::is_same_v<Number, float>, WidenedColumns, PairColumns>;
@@ -90,10 +103,10 @@ struct Int8Panel {
   using Element = uint8_t;
 #if defined(__AVX512VNNI__)
   using Row = int8_t;
-  static constexpr int kGroup = 4, kOffset = 128;
+  static constexpr int kGroup = 4, kPerElement = 1, kOffset = 128;
 #else
   using Row = int16_t;
-  static constexpr int kGroup = 2, kOffset = 0;
+  static constexpr int kGroup = 2, kPerElement = 1, kOffset = 0;
 #endif
 
   template <class Number>
@@ -132,6 +145,28 @@ struct Int8Panel {
   };
 };
 
+/// A panel of numbers from 0 to 15: a byte has one of a group of `Int8Panel`, and in the upper half one of the next.
+struct Int4Panel {
+  using Element = uint8_t;
+  static constexpr int kGroup = 2 * Int8Panel::kGroup, kPerElement = 2, kOffset = 0;
+
+  template <class Number>
+  struct Columns {
+    using Half = Int8Panel::Columns<Number>;
+    Half first, second;
+
+    static Columns load(const uint8_t* b) {
+      typedef uint8_t Pairs __attribute__((vector_size(kLanes * Int8Panel::kGroup)));
+      const Pairs both = load_as<Pairs>(b), first = both & 15, second = both >> 4;
+      return {Half::load((const uint8_t*)&first), Half::load((const uint8_t*)&second)};
+    }
+    void add(const Int8Panel::Row* row, Ints& sum) const {
+      first.add(row, sum);
+      second.add(row + Int8Panel::kGroup, sum);
+    }
+  };
+};
+
 /// What rows that meet a panel of `Element` are made of: bfloat16 only where the target multiplies it.
 #if defined(__AVX512BF16__)
 template <class Panel>
@@ -141,20 +176,21 @@ template <class Panel>
 using RowElement = float;
 #endif
 
-/// sums[i][r] += row r of a, from its start, times panel i. `stride`: elements from one row of a panel to the next.
+/// sums[i][r] += row r of a, from its start, times panel i. `stride`: numbers from one row of a panel to the next.
 /// On the way the same stretches of `ahead` are fetched into the cache: what is multiplied next.
 template <class Panel, class Rows, class Sum, int kRows, int kPanels, int kVectors>
 inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels],
                      const typename Panel::Element* const (&ahead)[kPanels], long depth, long stride,
                      Sum (&sums)[kPanels][kRows][kVectors]) {
   using Columns = typename Panel::template Columns<typename Rows::Number>;
-  constexpr int kVector = Panel::kGroup * kLanes;
+  constexpr int kPerElement = Panel::kPerElement, kVector = Panel::kGroup * kLanes / kPerElement;
   for (long k = 0; k < depth; k += Panel::kGroup) {
     Columns columns[kPanels][kVectors];
     OCTAVO_FOR (i, kPanels)
       OCTAVO_FOR (v, kVectors) {
-        __builtin_prefetch(ahead[i] + k * stride + v * kVector);
-        columns[i][v] = Columns::load(panels[i] + k * stride + v * kVector);
+        const long at = k * stride / kPerElement + v * kVector;
+        __builtin_prefetch(ahead[i] + at);
+        columns[i][v] = Columns::load(panels[i] + at);
       }
     // Row by row, so that a number of a row is in a register only while all panels need it.
     OCTAVO_FOR (r, kRows)
