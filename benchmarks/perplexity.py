@@ -23,7 +23,7 @@ ARMS = {
     "bfloat16": {"dtype": "bfloat16"},
     **{
         quantization: {"dtype": "bfloat16", "plugin_options": {"cpu": {"quantization": quantization}}}
-        for quantization in ("int8", "int8_weights", "int4")
+        for quantization in ("int8", "int8_weight_only", "int4")
     },
 }
 
@@ -55,7 +55,10 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--json", metavar="FILE", help="write all results there")
     options = parser.parse_args()
-    found = {arm.strip(): perplexity(arm.strip(), options.tokens, options.window) for arm in options.arms.split(",")}
+    arms = [arm.strip() for arm in options.arms.split(",")]
+    if unknown := set(arms) - set(ARMS):
+        parser.error(f"--arms: there is no {min(unknown)!r}; there is {', '.join(ARMS)}")
+    found = {arm: perplexity(arm, options.tokens, options.window) for arm in arms}
     first = next(iter(found.values()))[0]
     print_table(
         ["arm", "perplexity", "ratio", "tokens"], [[a, p, f"{p / first:.4f}", n] for a, (p, n) in found.items()]

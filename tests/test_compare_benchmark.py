@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from octavo.plugins import resolve_settings
+
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "compare"
 
 
@@ -170,3 +172,10 @@ def test_a_job_runs_in_a_process_of_its_own_and_says_why_it_failed(load: Any, tm
         run("pass")
     with pytest.raises(processes.RunError, match="not done after"):
         run("import time; time.sleep(60)", limit_seconds=0.2)
+
+
+def test_every_precision_is_a_configuration_of_octavo(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "protocol", load("protocol"))
+    for precision in load("engines").OCTAVO.weights:
+        settings = load("run_octavo").settings_of(precision)
+        resolve_settings(env={}, command_line=settings)

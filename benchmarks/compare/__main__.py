@@ -186,6 +186,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.octavo_dtype = options.octavo_dtype or options.dtype
     options.workloads = options.workloads.split(",")
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
     if unknown := set(options.workloads).difference(WORKLOADS):
         parser.error(f"there are no workloads {', '.join(sorted(unknown))}, only {', '.join(WORKLOADS)}")
     options.peers = [_peer(parser, text, options.dtype) for text in options.peers.split(",") if text]
@@ -208,7 +210,10 @@ def _settings(parser: argparse.ArgumentParser, given: Sequence[str]) -> dict[str
         key, equals, value = assignment.partition("=")
         if not (colon and equals) or engine not in (OCTAVO.name, *PEERS):
             parser.error(f"--set {text!r} is not ENGINE:KEY=VALUE")
-        found.setdefault(engine, {})[key] = value if engine == OCTAVO.name else json.loads(value)
+        try:
+            found.setdefault(engine, {})[key] = value if engine == OCTAVO.name else json.loads(value)
+        except json.JSONDecodeError as error:
+            parser.error(f"--set {text!r}: the value is not JSON ({error}); text needs quotes")
     return found
 
 

@@ -8,6 +8,7 @@ Owns: the table. Must never know: how anything is installed, run or measured.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def _vllm(resources: Resources) -> Launch:
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(resources.num_threads),
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{resources.num_threads - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: resources.num_threads])),
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, resources.cache_bytes // GIBIBYTE)),
         "VLLM_CACHE_ROOT": str(resources.venv / "cache"),
         "VLLM_NO_USAGE_STATS": "1",

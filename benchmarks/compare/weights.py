@@ -27,7 +27,11 @@ def weights_for(packaged: Path, form: str, precision: str, root: Path) -> Path:
     """`packaged` itself, a folder in `precision`, or a GGUF file of type `form`; made in `root` if not there yet."""
     if form == "packaged":
         return packaged
-    name = f"{packaged.stem}-{precision}" if form == "folder" else f"{packaged.stem}-as-{form}.gguf"
+    status = packaged.stat()
+    stem = (
+        f"{packaged.stem}-{status.st_size:x}-{status.st_mtime_ns:x}"  # another file of the same name is another model
+    )
+    name = f"{stem}-{precision}" if form == "folder" else f"{stem}-as-{form}.gguf"
     target = root / name
     if target.exists():
         return target

@@ -10,19 +10,20 @@ from octavo import LLM, SamplingParams
 from octavo.engine.output_processor import OutputKind
 from octavo.plugins import resolve_settings
 
-PRECISIONS = {"int8": {"plugins.cpu.quantization": "int8"}}
-"""Precision to what it means for the configuration, where that is not just the dtype."""
+
+def settings_of(precision: str) -> dict[str, str]:
+    """What a precision means for the configuration."""
+    return {"plugins.cpu.quantization": "int8"} if precision == "int8" else {"model.dtype": precision}
 
 
 class Octavo:
     def __init__(self, options: dict[str, Any]) -> None:
-        precision = options["precision"]
         given = {
             "model.path": options["model"],
             "model.max_model_len": str(options["max_model_len"]),
             "cache.memory": str(options["cache_bytes"]),
             "parallel.num_threads": str(options["num_threads"]),
-            **PRECISIONS.get(precision, {"model.dtype": precision}),
+            **settings_of(options["precision"]),
             **options["options"],
         }
         self._llm = LLM.from_config(resolve_settings(env={}, command_line=given).config)

@@ -11,6 +11,7 @@ from octavo import LLM, SamplingParams
 from octavo.cli import main
 from octavo.testing.tiny_models import FAMILIES, write_tiny_model
 from octavo_cpu import build
+from octavo_cpu.library import INT4, INT8, INT8_WEIGHT_ONLY, LinearCall, logged_calls
 
 PLAIN = {"attention": {"backend": "torch_sdpa"}, "plugin_options": {"cpu": {"kernels": False}}}
 SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
@@ -57,6 +58,34 @@ def test_logprobs_do_not_depend_on_batch_chunks_or_prefix(tmp_path):
             str(folder), dtype=dtype, num_blocks=200, max_num_batched_tokens=7, enable_prefix_caching=False
         ) as llm:
             assert [logprobs(llm, [prompt])[0] for prompt in PROMPTS] == together
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8_weight_only", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_layers(tmp_path, quantization, dtype):
+    """Each has the product that its size admits, and what holds for others holds for them."""
+    folder = write_tiny_model(tmp_path / "model", **SIZES | {"intermediate_size": 100})
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+
+    def logprobs(prompts, **changes) -> list[list[float]]:
+        options = {"cpu": {"quantization": quantization, **changes.pop("cpu", {})}}
+        with LLM(str(folder), dtype=dtype, num_blocks=200, plugin_options=options, **changes) as llm:
+            outputs = llm.generate(prompts, params)
+            return [[p.logprob for p in output.outputs[0].logprobs] for output in outputs]
+
+    together = logprobs(PROMPTS)
+    with logged_calls() as calls:
+        assert logprobs(PROMPTS, cpu={"capture": False}) == together
+    assert logprobs(PROMPTS, max_num_batched_tokens=7, enable_prefix_caching=False) == together
+    assert [logprobs([prompt])[0] for prompt in PROMPTS[:2]] == together[:2]
+
+    linears = [call for _, call in calls if isinstance(call, LinearCall)]
+    assert {call.depth for call in linears} == {64, 100}
+    for call in linears:
+        is_head = call.num_columns == max(c.num_columns for c in linears)
+        in_four_bits = quantization == "int4" and call.depth == 64 and not is_head
+        eight = INT8_WEIGHT_ONLY if quantization == "int8_weight_only" else INT8
+        assert call.weight_dtype == (INT4 if in_four_bits else eight)
 
 
 def test_it_is_what_auto_takes(tmp_path):

@@ -15,7 +15,7 @@ from octavo_cpu.layers import (
     InPlaceRotate,
     Int4Linear,
     Int8Linear,
-    Int8WeightLinear,
+    Int8WeightOnlyLinear,
     PackedLinear,
     WeightMemory,
 )
@@ -54,7 +54,7 @@ def test_rows_may_lie_apart(kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("linear", [PackedLinear, Int8Linear, Int8WeightLinear, Int4Linear])
+@pytest.mark.parametrize("linear", [PackedLinear, Int8Linear, Int8WeightOnlyLinear, Int4Linear])
 def test_a_row_does_not_depend_on_the_others(kernels, linear, dtype):
     layer, x = linear(WeightMemory(kernels), random(70, 2976, dtype=dtype)), random(300, 2976, dtype=dtype, seed=1)
     whole = layer(x, None)
@@ -97,7 +97,7 @@ def test_int8_products_are_exact(kernels, dtype, depth):
 def test_weights_alone_in_int8(kernels, dtype, depth):
     for num_columns, num_rows in itertools.product([1, 31, 100], [1, 2, 7, 15, 40]):
         weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
-        out = Int8WeightLinear(WeightMemory(kernels), weight)(x, None)
+        out = Int8WeightOnlyLinear(WeightMemory(kernels), weight)(x, None)
         assert_near(out, (x.double() @ in_int8(weight).T).to(dtype), depth**0.5)
 
 
@@ -114,7 +114,7 @@ def test_weights_of_four_bits(kernels, dtype, depth):
 
 
 def test_weights_that_had_four_bits_keep_them(kernels):
-    """As those from a file in Q4_1: scales and offsets that bfloat16 holds come out as they were."""
+    """As those of Q4_1, which use the smallest and the largest number too; here bfloat16 holds scales and offsets."""
     numbers = torch.randint(0, 16, (50, 4, 32), generator=torch.Generator().manual_seed(0))
     numbers[..., 0], numbers[..., 1] = 0, 15
     scale, offset = (random(50, 4, 1, dtype=torch.bfloat16, seed=seed).float() for seed in range(2))

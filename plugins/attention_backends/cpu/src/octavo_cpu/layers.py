@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch.nn import functional
 
 from octavo.nn import Rotation, apply_rotary
 from octavo_cpu.library import (
     DTYPES,
     INT4,
     INT8,
-    INT8_WIDENED,
+    INT8_WEIGHT_ONLY,
     GatherCall,
     Kernels,
     LinearCall,
@@ -63,24 +64,28 @@ class PackedLinear:
 
     def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
         """`weight` [out, in], floating point. `out_dtype`: that of the input if None."""
-        self._linear = memory.kernels.linear
+        self._kernels = memory.kernels
         self._out, self._in = weight.shape
         assert self._in % self.depth_multiple == 0, f"{self._in} features are no multiple of {self.depth_multiple}"
         self._out_dtype = out_dtype
-        self._scales: torch.Tensor | None = None
-        self._weight_dtype, self._packed = self._pack(memory, weight)
+        self._format = self.format_of(weight)
+        self._packed = memory.take(self._kernels.packed_bytes(self._format, self._out, self._in), torch.uint8)
+        self._scales = self._pack(weight)
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         """The layer's bias, and the same in float32."""
 
-    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """The weight as the kernel reads it, and which of its formats that is."""
-        return DTYPES[weight.dtype], self._packed_as(memory, weight, DTYPES[weight.dtype])
+    def format_of(self, weight: torch.Tensor) -> int:
+        """What the kernel calls the form that the weight is packed into."""
+        return DTYPES[weight.dtype]
 
-    def _packed_as(self, memory: WeightMemory, numbers: torch.Tensor, weight_dtype: int) -> torch.Tensor:
-        kernels, numbers = memory.kernels, numbers.contiguous()
-        packed = memory.take(kernels.packed_columns(self._out) * self._in, numbers.dtype)
-        kernels.pack(numbers.data_ptr(), weight_dtype, self._out, self._in, packed.data_ptr())
-        return packed
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """Fill `_packed`; returns what the kernel wants beside it: scales of the outputs."""
+        self._pack_numbers(weight)
+        return None
+
+    def _pack_numbers(self, numbers: torch.Tensor) -> None:
+        numbers = numbers.contiguous()
+        self._kernels.pack(numbers.data_ptr(), self._format, self._out, self._in, self._packed.data_ptr())
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x` [num_tokens, in] to [num_tokens, out]."""
@@ -89,7 +94,7 @@ class PackedLinear:
         if bias is not None and (self._bias is None or self._bias[0] is not bias):
             self._bias = (bias, bias.float())
         out = torch.empty(x.shape[0], self._out, dtype=self._out_dtype or x.dtype)
-        self._linear(
+        self._kernels.linear(
             LinearCall(
                 out=out.data_ptr(),
                 x=x.data_ptr(),
@@ -98,7 +103,7 @@ class PackedLinear:
                 bias=None if bias is None or self._bias is None else self._bias[1].data_ptr(),
                 out_dtype=DTYPES[out.dtype],
                 dtype=DTYPES[x.dtype],
-                weight_dtype=self._weight_dtype,
+                weight_dtype=self._format,
                 num_rows=x.shape[0],
                 num_columns=self._out,
                 depth=self._in,
@@ -109,24 +114,24 @@ class PackedLinear:
         return out
 
 
-class Int8WeightLinear(PackedLinear):
+class Int8WeightOnlyLinear(PackedLinear):
     """A linear layer's product over a weight in int8, with a scale for each output.
 
     A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1).
     """
 
     depth_multiple = 1
-    weight_dtype: ClassVar[int] = INT8_WIDENED
 
-    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
+    def format_of(self, weight: torch.Tensor) -> int:
+        return INT8_WEIGHT_ONLY
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
         scales = weight.float().abs().amax(dim=1) / 127
-        numbers = (weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8)
-        self._scales = torch.zeros(memory.kernels.packed_columns(self._out))
-        self._scales[: self._out] = scales
-        return self.weight_dtype, self._packed_as(memory, numbers, self.weight_dtype)
+        self._pack_numbers((weight.float() / scales.clamp(min=1e-30)[:, None]).round().to(torch.int8))
+        return functional.pad(scales, (0, self._kernels.packed_columns(self._out) - self._out))
 
 
-class Int8Linear(Int8WeightLinear):
+class Int8Linear(Int8WeightOnlyLinear):
     """Likewise, with inputs in int8 too: a scale for each 32 of a row.
 
     Scales for short stretches keep outliers from costing the rest of a row its precision (ZeroQuant, arXiv:2206.01861,
@@ -134,33 +139,32 @@ class Int8Linear(Int8WeightLinear):
     """
 
     depth_multiple = 4
-    weight_dtype = INT8
+
+    def format_of(self, weight: torch.Tensor) -> int:
+        return INT8
 
 
 class Int4Linear(PackedLinear):
     """A linear layer's product over a weight of 4 bits, with inputs in int8.
 
-    Each 32 weights of an output are scale · number + offset, from their smallest to their largest. That is how GGUF's
-    Q4_1 has them (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h, `block_q4_1`), so a weight
-    that comes from there stays what it was, but for the rounding of scale and offset to bfloat16.
+    Each 32 weights of an output are scale · number + offset, from the smallest, 0, to the largest, 15. GGUF's Q4_1 has
+    them so too (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h, `block_q4_1`): a weight from
+    there stays what it was, but for the rounding of scale and offset to bfloat16.
     """
 
     depth_multiple = 32
-    _stretch: ClassVar[int] = 32
-    _stretch_bytes: ClassVar[int] = 20
-    """Of one output: the numbers, scale and offset."""
 
-    def _pack(self, memory: WeightMemory, weight: torch.Tensor) -> tuple[int, torch.Tensor]:
-        kernels, stretches = memory.kernels, weight.float().unflatten(1, (-1, self._stretch))
+    def format_of(self, weight: torch.Tensor) -> int:
+        return INT4
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        stretches = weight.float().unflatten(1, (-1, 32))
         low, high = stretches.aminmax(dim=2)
         scale, offset = ((high - low) / 15).bfloat16(), low.bfloat16()
         numbers = (stretches - offset.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
         numbers = numbers.round().clamp(0, 15).to(torch.uint8).contiguous()
         factors = torch.stack([offset, scale], dim=2)  # as one little-endian number: the scale above the offset
-        num_stretches = kernels.packed_columns(self._out) * (self._in // self._stretch)
-        packed = memory.take(num_stretches * self._stretch_bytes, torch.uint8)
-        kernels.pack_int4(numbers.data_ptr(), factors.data_ptr(), self._out, self._in, packed.data_ptr())
-        return INT4, packed
+        self._kernels.pack_int4(numbers.data_ptr(), factors.data_ptr(), self._out, self._in, self._packed.data_ptr())
 
 
 class FusedRMSNorm:
@@ -214,7 +218,7 @@ class FusedSiluAndMul:
         size = x.shape[-1] // 2
         if size % self._lanes or x.dim() != 2 or x.stride(1) != 1:
             gate, up = x.chunk(2, dim=-1)
-            return torch.nn.functional.silu(gate) * up
+            return functional.silu(gate) * up
         out = torch.empty(x.shape[0], size, dtype=x.dtype)
         self._silu_and_mul(
             SiluAndMulCall(

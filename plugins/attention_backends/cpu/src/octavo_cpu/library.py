@@ -20,7 +20,7 @@ from octavo_cpu.build import BuildError, library, supported_isas
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Numbers of the dtypes in the C interface."""
-INT8, INT8_WIDENED, INT4 = 2, 3, 4
+INT8, INT8_WEIGHT_ONLY, INT4 = 2, 3, 4
 """Further ones that weights can have."""
 
 Fields = list[tuple[str, Any]]
@@ -144,6 +144,7 @@ class Kernels:
             setattr(self, name, Kernel(function(name, POINTER(structure)), number))
         self.set_num_threads = function("set_num_threads", c_int64)
         self.packed_columns = function("packed_columns", c_int64, result=c_int64)
+        self.packed_bytes = function("packed_bytes", c_int64, c_int64, c_int64, result=c_int64)
         self.pack = function("pack", c_void_p, c_int64, c_int64, c_int64, c_void_p)
         self.pack_int4 = function("pack_int4", c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         self.advise_huge_pages = function("advise_huge_pages", c_void_p, c_int64)

@@ -26,10 +26,10 @@ class CPUOptions(Section, frozen=True):
         bool, Meta(description="Record a forward pass that consists of kernels, and replay it without Python.")
     ] = True
     quantization: Annotated[
-        Literal["none", "int8", "int8_weights", "int4"],
+        Literal["none", "int8", "int8_weight_only", "int4"],
         Meta(
             description="int8: weights and the inputs of linear layers in 8 bits; int4: likewise, the weights in 4. "
-            "Smaller and faster, less exact. int8_weights: inputs as they are; faster for small batches only."
+            "Smaller and faster, less exact. int8_weight_only: inputs as they are; faster for small batches only."
         ),
     ] = "none"
 

@@ -21,7 +21,7 @@ from octavo_cpu.layers import (
     InPlaceRotate,
     Int4Linear,
     Int8Linear,
-    Int8WeightLinear,
+    Int8WeightOnlyLinear,
     PackedLinear,
     RotationLookup,
     TableLookup,
@@ -34,10 +34,11 @@ logger = logging.getLogger(__name__)
 LINEARS: Mapping[str, Sequence[type[PackedLinear]]] = {
     "none": (PackedLinear,),
     "int8": (Int8Linear, PackedLinear),
-    "int8_weights": (Int8WeightLinear,),
+    "int8_weight_only": (Int8WeightOnlyLinear,),
     "int4": (Int4Linear, Int8Linear, PackedLinear),
 }
-"""Products for each value of `plugins.cpu.quantization`; a layer has the first that its size admits."""
+"""Products for each value of `plugins.cpu.quantization`; a layer has the first that its size admits. The head is never
+int4: errors of logits cost more than is saved."""
 
 
 def use_kernels(model: Any, options: Any) -> Any:
@@ -73,7 +74,6 @@ def _serve(module: torch.nn.Module, memory: WeightMemory, linears: Sequence[type
         is_head = isinstance(module, LMHead)
         out_dtype = torch.float32 if is_head else None  # what samplers want, without a conversion
         for linear in linears:
-            # Logits of 4 bits cost more than they save, as the formats of GGUF have it too.
             if module.weight.shape[1] % linear.depth_multiple == 0 and not (is_head and linear is Int4Linear):
                 module.take_over(linear(memory, module.weight, out_dtype))
                 break

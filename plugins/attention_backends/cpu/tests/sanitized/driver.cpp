@@ -79,18 +79,18 @@ void try_linear(int dtype, int weight_dtype) {
     }
 }
 
-void try_int8(int dtype) {
+void try_int8(int dtype, int weight_dtype) {
   const long rows = pick(0, 20), columns = pick(1, 70), depth = 4 * pick(1, pick(0, 3) ? 40 : 600);
   Numbers x(dtype, normal(rows * depth));
   std::vector<int8_t> weight(columns * depth);
   for (int8_t& w : weight) w = int8_t(pick(-127, 127));
   std::vector<float> scales(octavo_packed_columns(columns)), bias = normal(columns);
   for (long c = 0; c < columns; c++) scales[c] = 1.0f / (c + 100);
-  std::vector<uint8_t> packed(octavo_packed_columns(columns) * depth);
+  std::vector<uint8_t> packed(octavo_packed_bytes(weight_dtype, columns, depth));
   Numbers out(dtype, std::vector<float>(rows * columns));
-  octavo_pack(weight.data(), OCTAVO_INT8, columns, depth, packed.data());
-  const OctavoLinear call{out.data(),  x.data(), packed.data(), scales.data(), bias.data(), dtype, dtype,
-                          OCTAVO_INT8, rows,     columns,       depth,         columns,     depth};
+  octavo_pack(weight.data(), weight_dtype, columns, depth, packed.data());
+  const OctavoLinear call{out.data(),   x.data(), packed.data(), scales.data(), bias.data(), dtype, dtype,
+                          weight_dtype, rows,     columns,       depth,         columns,     depth};
   octavo_linear(&call);
   for (long r = 0; r < rows; r++)
     for (long c = 0; c < columns; c++) {
@@ -103,14 +103,42 @@ void try_int8(int dtype) {
     }
 }
 
+void try_int4(int dtype) {
+  const long rows = pick(0, 20), columns = pick(1, 70), depth = 32 * pick(1, pick(0, 3) ? 5 : 75);
+  Numbers x(dtype, normal(rows * depth));
+  std::vector<uint8_t> numbers(columns * depth);
+  for (uint8_t& number : numbers) number = uint8_t(pick(0, 15));
+  const std::vector<float> factors = normal(columns * depth / 32 * 2);  // offset and scale in turn
+  Numbers as_bfloat16(OCTAVO_BFLOAT16, factors);
+  std::vector<uint8_t> packed(octavo_packed_bytes(OCTAVO_INT4, columns, depth));
+  Numbers out(dtype, std::vector<float>(rows * columns));
+  octavo_pack_int4(numbers.data(), static_cast<const uint32_t*>(as_bfloat16.data()), columns, depth, packed.data());
+  const OctavoLinear call{out.data(),  x.data(), packed.data(), nullptr, nullptr, dtype, dtype,
+                          OCTAVO_INT4, rows,     columns,       depth,   columns, depth};
+  octavo_linear(&call);
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < columns; c++) {
+      double sum = 0, rounding = 0;
+      for (long k = 0; k < depth; k++) {
+        const long at = 2 * (c * (depth / 32) + k / 32);
+        const double weight = numbers[c * depth + k] * double(as_bfloat16[at + 1]) + as_bfloat16[at];
+        sum += double(x[r * depth + k]) * weight;
+        rounding += std::abs(weight) * 4.5 / 254;
+      }
+      expect_near(out[r * columns + c], sum, OCTAVO_FLOAT32, rounding * 1e5, "int4");
+    }
+}
+
 void try_attention(int dtype) {
   const long kv_heads = pick(1, 3), heads = kv_heads * (pick(0, 5) ? pick(1, 4) : pick(40, 110)),
              size = 16 * pick(1, 4), block = 16 * pick(1, 3);
-  const long num_seqs = pick(1, 3), window = pick(0, 1) ? pick(1, 200) : 0;
+  const long num_seqs = pick(0, 1) ? pick(1, 3) : pick(8, 24), window = pick(0, 2) ? 0 : pick(1, 200);
+  const bool share = pick(0, 1);
   std::vector<int32_t> starts{0}, lens;
   long most = 0;
   for (long s = 0; s < num_seqs; s++) {
-    const long queries = pick(0, 1) ? 1 : pick(1, 60), before = pick(0, 4) ? pick(0, 300) : pick(900, 2300);
+    const long queries = num_seqs > 3 ? pick(0, 3) : pick(0, 1) ? 1 : pick(1, 60);
+    const long before = pick(0, 4) ? pick(0, 300) : pick(900, num_seqs > 3 ? 1200 : 2300);
     starts.push_back(starts.back() + queries);
     lens.push_back(queries + before);
     most = std::max(most, (queries + before + block - 1) / block);
@@ -122,6 +150,15 @@ void try_attention(int dtype) {
 
   std::vector<std::vector<float>> keys, values;  // of each sequence, from its first token on
   for (long s = 0; s < num_seqs; s++) keys.push_back(normal(lens[s] * row)), values.push_back(normal(lens[s] * row));
+  std::vector<long> shared(num_seqs);             // tokens whose keys another sequence writes
+  for (long s = 1; s < num_seqs && share; s++) {  // as long a prefix as both have, of blocks that are full and computed
+    auto computed = [&](long i) { return (lens[i] - (starts[i + 1] - starts[i])) / block; };
+    const long other = pick(0, s - 1), count = std::min(computed(s), computed(other));
+    shared[s] = count * block;
+    std::copy_n(blocks.begin() + other * most, count, blocks.begin() + s * most);
+    std::copy_n(keys[other].begin(), count * block * row, keys[s].begin());
+    std::copy_n(values[other].begin(), count * block * row, values[s].begin());
+  }
   Numbers cache(dtype, std::vector<float>(2 * num_blocks * kv_heads * block * size, NAN));
   std::vector<float> slopes = normal(heads), sinks = normal(heads);
   for (float& slope : slopes) slope = std::abs(slope);
@@ -142,7 +179,7 @@ void try_attention(int dtype) {
     std::vector<int64_t> slots;
     std::vector<float> key, value;
     for (long s = 0; s < num_seqs; s++) {
-      const long before = lens[s] - (starts[s + 1] - starts[s]), from = is_step ? before : 0,
+      const long before = lens[s] - (starts[s + 1] - starts[s]), from = is_step ? before : shared[s],
                  to = is_step ? lens[s] : before;
       for (long p = from; p < to; p++) slots.push_back(long(blocks[s * most + p / block]) * block + p % block);
       key.insert(key.end(), keys[s].begin() + from * row, keys[s].begin() + to * row);
@@ -260,7 +297,9 @@ int main(int, char** arguments) {
     for (int dtype : {OCTAVO_FLOAT32, OCTAVO_BFLOAT16}) {
       try_linear(dtype, OCTAVO_FLOAT32);
       try_linear(dtype, OCTAVO_BFLOAT16);
-      try_int8(dtype);
+      try_int8(dtype, OCTAVO_INT8);
+      try_int8(dtype, OCTAVO_INT8_WEIGHT_ONLY);
+      try_int4(dtype);
       try_attention(dtype);
       try_elementwise(dtype);
       try_replay();

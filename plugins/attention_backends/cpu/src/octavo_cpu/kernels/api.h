@@ -8,9 +8,10 @@
 
 #include <cstdint>
 
-enum { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1, OCTAVO_INT8 = 2, OCTAVO_INT8_WIDENED = 3, OCTAVO_INT4 = 4 };
+enum { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1, OCTAVO_INT8 = 2, OCTAVO_INT8_WEIGHT_ONLY = 3, OCTAVO_INT4 = 4 };
 
-/// One layer's attention in one step: write its keys and values to their slots, then attend.
+/// One layer's attention in one step: write its keys and values to their slots, then attend. `head_dim` and
+/// `block_size` are multiples of 16.
 struct OctavoAttention {
   void* out;                                                   // [num_tokens, num_heads, head_dim]
   const void* query;                                           // [num_tokens, num_heads, head_dim]
@@ -35,12 +36,12 @@ struct OctavoAttention {
 /// out [num_rows, num_columns] = x [num_rows, depth] · weightᵀ + bias.
 ///
 /// Int8 and int4: rows of x are turned into int8 on the way, each stretch of 32 numbers with the scale of its largest.
-/// Int8 that is widened is multiplied with x as it is.
+/// "Weight only": x stays as it is.
 struct OctavoLinear {
   void* out;
   const void* x;
   const void* weight;   // packed
-  const float* scales;  // int8, widened or not: of each column, [octavo_packed_columns(num_columns)]
+  const float* scales;  // int8: of each column, [octavo_packed_columns(num_columns)]
   const float* bias;    // [num_columns], or null
   int64_t out_dtype, dtype, weight_dtype;
   int64_t num_rows, num_columns, depth, out_stride, x_stride;
@@ -118,13 +119,16 @@ void octavo_advise_huge_pages(void* memory, int64_t num_bytes);
 /// Columns that a packed weight has: `num_columns`, rounded up to whole panels.
 int64_t octavo_packed_columns(int64_t num_columns);
 
-/// `weight` [num_columns, depth] into `packed` [octavo_packed_columns(num_columns) * depth].
-/// Bfloat16: depth is even. Int8: depth is a multiple of 4. Int4: see octavo_pack_int4.
-void octavo_pack(const void* weight, int64_t dtype, int64_t num_columns, int64_t depth, void* packed);
+/// Size of a packed weight.
+int64_t octavo_packed_bytes(int64_t weight_dtype, int64_t num_columns, int64_t depth);
+
+/// `weight` [num_columns, depth] into `packed`. Bfloat16: depth is even. Int8, unless it is weight only: depth is a
+/// multiple of 4. Int4: see octavo_pack_int4.
+void octavo_pack(const void* weight, int64_t weight_dtype, int64_t num_columns, int64_t depth, void* packed);
 
 /// Weights of 4 bits, scale · number + offset: `numbers` [num_columns, depth] from 0 to 15, and `factors` [num_columns,
-/// depth / 32], for each stretch of 32 numbers its scale and its offset as bfloat16, the scale in the upper half.
-/// `packed` [octavo_packed_columns(num_columns) * depth / 32 * 20]; depth is a multiple of 32.
+/// depth / 32], for each stretch of 32 numbers its scale and its offset as bfloat16, the scale in the upper half. Depth
+/// is a multiple of 32.
 void octavo_pack_int4(const uint8_t* numbers, const uint32_t* factors, int64_t num_columns, int64_t depth,
                       uint8_t* packed);
 

@@ -1,10 +1,11 @@
 // Paged attention over a flattened batch: new keys and values are written, then every query attends causally.
 //
-// Owns: the layout of the KV cache, online softmax, the share of each thread. Must never know: models, schedulers.
+// Owns: the layout of the KV cache, online softmax. Must never know: models, schedulers, why a tile is what it is.
 //
 // Attention is summed as in Rabe and Staats (arXiv:2112.05682) and FlashAttention (arXiv:2205.14135): chunk by chunk of
 // keys, with a running maximum. Chunks, and the spans that threads share out, begin at fixed positions, and a masked
-// key adds an exact zero. So a query's result is the same, bit for bit, in whatever batch or chunk of a prompt it is.
+// key adds an exact zero (if its value is finite). So a query's result is the same, bit for bit, in whatever batch or
+// chunk of a prompt it is.
 //
 // Sequences whose tables begin with the same blocks go over those together (as in Hydragen, arXiv:2402.05099): keys are
 // then multiplied with the queries of all of them, chunk by chunk in the order in which each would do it alone.
@@ -17,58 +18,44 @@
 // so that scores are 16 keys at a time, and neither keys nor values are gathered.
 
 #include <algorithm>
-#include <climits>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "api.h"
+#include "attention_plan.h"
 #include "pool.h"
 #include "tile.h"
 
 namespace octavo {
 namespace {
 
-constexpr int kKeys = 16;          // tokens in a panel of keys
-constexpr int kChunk = 128;        // keys whose scores are held at a time
-constexpr int kSpan = 8 * kChunk;  // keys that one thread sums where threads share a sequence
-constexpr int kTileRows = 48;      // rows (queries times heads) that go over the keys together
+constexpr int kKeys = 16;  // tokens in a panel of keys
 constexpr int kKeyVectors = kKeys / kLanes;
-/// A token of the batch.
-struct Query {
-  long token, sequence, position;
-};
-
-/// Consecutive queries, with heads that read one KV head. Row = query * num_heads + head.
-struct Tile {
-  int kv_head, first_head, num_heads;
-  long first_query, num_queries;
-  long shared;  // where several sequences have queries here: the keys, from the first on, that they have in common
-
-  int num_rows() const { return int(num_queries * num_heads); }
-};
 
 /// Sums over some keys, for each row of a tile.
 struct Sums {
-  float *maximum, *total;
   float* output;  // [rows, head_dim]
+  float *maximum, *total;
 
   static long size(long num_rows, long head_dim) { return num_rows * (head_dim + 2); }
-  Sums(float* memory, long num_rows) : maximum(memory), total(memory + num_rows), output(memory + 2 * num_rows) {}
+  Sums(float* memory, long num_rows, long head_dim)
+      : output(memory), maximum(memory + num_rows * head_dim), total(maximum + num_rows) {}
   void skip(long num_rows, long head_dim) { maximum += num_rows, total += num_rows, output += num_rows * head_dim; }
 };
 
 template <class T>
 class Attention {
-  using Panel = std::conditional_t<std::is_same_v<T, float>, FloatPanel, BFloat16Panel>;
-  using Row = RowElement<Panel>;
+  using Panel = std::conditional_t<std::is_same_v<T, float>, FloatPanel<float>, BFloat16Panel>;
+  using Row = typename Panel::Row;
   static constexpr int kGroup = Panel::kGroup;
-  static constexpr int kMaxRows = std::min(12, most_sums<Panel, Row>(kKeyVectors) / kKeyVectors);
+  /// Rows at a time; 12 go into a whole tile without a rest, and leave registers for two panels.
+  static constexpr int kMaxRows = std::min(12, most_sums<Panel>(kKeyVectors) / kKeyVectors);
 
  public:
   explicit Attention(const OctavoAttention& p)
       : p_(p),
-        group_(int(p.num_heads / p.num_kv_heads)),
+        plan_(p),
         page_size_(p.block_size * p.head_dim),
         keys_(static_cast<T*>(p.kv_cache)),
         values_(keys_ + p.num_blocks * p.num_kv_heads * page_size_) {}
@@ -77,12 +64,11 @@ class Attention {
     constexpr long kTokens = 8;
     parallel((p_.num_tokens + kTokens - 1) / kTokens,
              [&](long item) { write(item * kTokens, std::min((item + 1) * kTokens, p_.num_tokens)); });
-    const std::vector<Tile> tiles = cut();
+    const std::vector<QueryTile>& tiles = plan_.tiles();
     long longest = 0;
-    for (const Tile& tile : tiles) longest = std::max(longest, num_spans(tile));
-    // Spans of a tile go to different threads only where there are too few tiles to go round.
-    if (longest > 1 && long(tiles.size()) < kTilesPerThread * num_threads()) return run_spans(tiles);
-    // All heads of a sequence in one item where there are many, since each fetches the next one's keys.
+    for (const QueryTile& tile : tiles) longest = std::max(longest, plan_.num_spans(tile));
+    if (longest > 1 && plan_.is_scarce()) return run_spans();
+    // Where there are many: all heads of a sequence that decodes in one item, since each fetches the next one's keys.
     const long num_tiles = long(tiles.size());
     const long share = num_tiles < 8 * num_threads() * p_.num_kv_heads ? 1 : p_.num_kv_heads;
     parallel((num_tiles + share - 1) / share, [&](long item) {
@@ -91,22 +77,19 @@ class Attention {
   }
 
  private:
-  static constexpr long kTilesPerThread = 4;
-
   /// What one thread computes in.
   struct Workspace {
     explicit Workspace(long head_dim)
         : queries(scratch<Row, struct Queries>(kTileRows * head_dim)),
           scores(scratch<float, struct Scores>(kMaxRows * kChunk)),
-          weights(scratch<Row, struct Weights>(kMaxRows * kChunk)) {
-      for (T*& edge : edges) edge = scratch<T, struct Edges>(2 * kKeys * head_dim) + (&edge - edges) * kKeys * head_dim;
-    }
+          weights(scratch<Row, struct Weights>(kMaxRows * kChunk)),
+          edges(scratch<T, struct Edges>(2 * kKeys * head_dim)) {}
 
     Row* queries;
     float* scores;            // [rows, kChunk]
     Row* weights;             // likewise
+    T* edges;                 // values of the first and of the last panel: [2, kKeys, head_dim]
     float factors[kMaxRows];  // by which the sums so far are to be multiplied
-    T* edges[2];              // values of the first and of the last panel
   };
 
   /// Keys from `from` to `to`, all in the chunk that begins at `start`.
@@ -114,108 +97,46 @@ class Attention {
     long start, from, to;
     const T* keys[kChunk / kKeys];    // panels
     const T* values[kChunk / kKeys];  // of the same tokens
-    const T* next[kChunk / kKeys];    // keys that are needed after these values
+    const T* next[kChunk / kKeys];    // keys that are likely needed after these values
 
     int first() const { return int(from - start) / kKeys; }
     int last() const { return int(to - 1 - start) / kKeys; }
   };
 
-  void attend_all(const Tile& tile) const {
+  void attend_all(const QueryTile& tile) const {
     const long num_rows = tile.num_rows(), size = Sums::size(num_rows, p_.head_dim);
-    float* memory = scratch<float, Tile>(2 * size);
-    Sums total(memory, num_rows), span(memory + size, num_rows);
-    for (long i = 0; i < num_spans(tile); i++) {
+    float* memory = scratch<float, QueryTile>(2 * size);
+    Sums total(memory, num_rows, p_.head_dim), span(memory + size, num_rows, p_.head_dim);
+    for (long i = 0; i < plan_.num_spans(tile); i++) {
       attend(tile, i, i ? span : total);
       if (i) merge(span, num_rows, total);
     }
     finish(tile, total);
   }
 
-  void run_spans(const std::vector<Tile>& tiles) const {
+  void run_spans() const {
+    const std::vector<QueryTile>& tiles = plan_.tiles();
     struct Span {
       long tile, number;
       Sums sums;
     };
     long size = 0;
-    for (const Tile& tile : tiles) size += num_spans(tile) * Sums::size(tile.num_rows(), p_.head_dim);
+    for (const QueryTile& tile : tiles) size += plan_.num_spans(tile) * Sums::size(tile.num_rows(), p_.head_dim);
     float* memory = scratch<float, Span>(size);
     std::vector<Span> spans;
     for (size_t t = 0; t < tiles.size(); t++)
-      for (long i = 0; i < num_spans(tiles[t]); i++) {
-        spans.push_back({long(t), i, Sums(memory, tiles[t].num_rows())});
+      for (long i = 0; i < plan_.num_spans(tiles[t]); i++) {
+        spans.push_back({long(t), i, Sums(memory, tiles[t].num_rows(), p_.head_dim)});
         memory += Sums::size(tiles[t].num_rows(), p_.head_dim);
       }
     parallel(long(spans.size()), [&](long i) { attend(tiles[spans[i].tile], spans[i].number, spans[i].sums); });
     for (size_t i = 0; i < spans.size();) {
-      const Tile& tile = tiles[spans[i].tile];
+      const QueryTile& tile = tiles[spans[i].tile];
       Sums& total = spans[i].sums;
-      for (long n = 1; n < num_spans(tile); n++) merge(spans[i + n].sums, tile.num_rows(), total);
+      for (long n = 1; n < plan_.num_spans(tile); n++) merge(spans[i + n].sums, tile.num_rows(), total);
       finish(tile, total);
-      i += num_spans(tile);
+      i += plan_.num_spans(tile);
     }
-  }
-
-  const int32_t* table(long sequence) const { return p_.block_table + sequence * p_.block_table_stride; }
-  const Query& first_of(const Tile& tile) const { return queries_[tile.first_query]; }
-  const Query& last_of(const Tile& tile) const { return queries_[tile.first_query + tile.num_queries - 1]; }
-  const Query& query_of(const Tile& tile, long row) const { return queries_[tile.first_query + row / tile.num_heads]; }
-  long first_key(long position) const { return p_.sliding_window ? std::max(0L, position - p_.sliding_window + 1) : 0; }
-  long first_span(const Tile& tile) const { return first_key(first_of(tile).position) / kSpan; }
-
-  long num_spans(const Tile& tile) const {
-    long last = 0;
-    for (long q = 0; q < tile.num_queries; q++) last = std::max(last, queries_[tile.first_query + q].position);
-    return last / kSpan + 1 - first_span(tile);
-  }
-
-  /// Fills `queries_`, those of sequences with the same first block side by side, and cuts them into tiles.
-  std::vector<Tile> cut() {
-    std::vector<long> sequences;
-    for (long s = 0; s < p_.num_seqs; s++)
-      if (num_queries(s) > 0) sequences.push_back(s);
-    std::stable_sort(sequences.begin(), sequences.end(), [&](long a, long b) { return *table(a) < *table(b); });
-    for (const long s : sequences)
-      for (long q = 0; q < num_queries(s); q++)
-        queries_.push_back({p_.query_start[s] + q, s, p_.seq_lens[s] - num_queries(s) + q});
-
-    std::vector<Tile> tiles;
-    const long fair = p_.num_tokens * p_.num_kv_heads / (kTilesPerThread * num_threads());
-    long first = 0;
-    for (size_t i = 0; i < sequences.size();) {
-      long count = num_queries(sequences[i]), shared = 0, members = 1;
-      for (i++; i < sequences.size(); i++, members++) {
-        const long more = num_queries(sequences[i]);
-        if (count + more > std::min<long>(fair, kTileRows / std::min(kTileRows, group_))) break;
-        const long common = common_keys(sequences[i - 1], sequences[i], members > 1 ? shared : LONG_MAX);
-        if (common == 0 || common * members < shared * (members - 1)) break;  // no less than what is saved so far
-        count += more, shared = common;
-      }
-      add_tiles(first, count, shared, tiles);
-      first += count;
-    }
-    return tiles;
-  }
-
-  void add_tiles(long first_query, long num_queries, long shared, std::vector<Tile>& tiles) const {
-    for (int kv_head = 0; kv_head < p_.num_kv_heads; kv_head++)
-      for (int head = 0; head < group_; head += kTileRows) {
-        const int num_heads = std::min(kTileRows, group_ - head), most = kTileRows / num_heads;
-        for (long q = 0; q < num_queries; q += most)
-          tiles.push_back({kv_head, kv_head * group_ + head, num_heads, first_query + q,
-                           std::min<long>(most, num_queries - q), shared});
-      }
-  }
-
-  long num_queries(long sequence) const { return p_.query_start[sequence + 1] - p_.query_start[sequence]; }
-
-  /// Whole chunks of keys, at most `most`, that all queries of both sequences see, and which are in the same blocks.
-  long common_keys(long a, long b, long most) const {
-    for (const long s : {a, b}) {
-      if (first_key(p_.seq_lens[s] - 1) > 0) return 0;
-      most = std::min<long>(most, p_.seq_lens[s] - num_queries(s));
-    }
-    const long blocks = std::mismatch(table(a), table(a) + most / p_.block_size, table(b)).first - table(a);
-    return blocks * p_.block_size / kChunk * kChunk;
   }
 
   T* page(T* half, long block, int head) const { return half + (block * p_.num_kv_heads + head) * page_size_; }
@@ -259,8 +180,8 @@ class Attention {
     std::fill_n(sums.output, num_rows * p_.head_dim, 0.0f);
   }
 
-  /// Add `more` to `sums`.
-  void merge(const Sums& more, long num_rows, Sums& sums) const {
+  /// Add `more` to `sums`. Not inlined, or the compiler could round one product here and the other there.
+  __attribute__((noinline)) void merge(const Sums& more, long num_rows, Sums& sums) const {
     for (long r = 0; r < num_rows; r++) {
       const float maximum = std::max(sums.maximum[r], more.maximum[r]);
       const float old = factor(sums.maximum[r], maximum), fresh = factor(more.maximum[r], maximum);
@@ -275,30 +196,24 @@ class Attention {
   /// What turns sums relative to one maximum into sums relative to another.
   static float factor(float from, float to) { return from == to ? 1.0f : std::exp(from - to); }
 
-  /// Sums of a tile over one span of keys; spans are counted from the first that the tile sees.
-  void attend(const Tile& tile, long span, Sums sums) const {
+  /// Sums of a tile over one of its spans of keys: those that its sequences share, then each sequence's own.
+  void attend(const QueryTile& tile, long span, Sums sums) const {
     reset(sums, tile.num_rows());
-    const long start = (first_span(tile) + span) * kSpan, end = start + kSpan;
+    const long start = (plan_.first_span(tile) + span) * kSpan, end = start + kSpan;
     if (tile.shared) add_keys(tile, start, std::min(end, tile.shared), sums);
-    Tile part = tile;  // the queries of one sequence
-    for (long q = 0; q < tile.num_queries; q += part.num_queries) {
-      part.first_query = tile.first_query + q;
-      part.num_queries = 1;
-      while (q + part.num_queries < tile.num_queries &&
-             queries_[part.first_query + part.num_queries].sequence == first_of(part).sequence)
-        part.num_queries++;
-      const long first = std::max(tile.shared, first_key(first_of(part).position));
-      add_keys(part, std::max(start, first), std::min(end, last_of(part).position + 1), sums);
+    plan_.each_sequence(tile, [&](const QueryTile& part) {
+      const long first = std::max(tile.shared, plan_.first_key(plan_.first_of(part).position));
+      add_keys(part, std::max(start, first), std::min(end, plan_.last_of(part).position + 1), sums);
       sums.skip(part.num_rows(), p_.head_dim);
-    }
+    });
   }
 
   /// Add keys from `from` to `to`, which lie in one span, to the sums of a tile.
-  void add_keys(const Tile& tile, long from, long to, const Sums& sums) const {
+  void add_keys(const QueryTile& tile, long from, long to, const Sums& sums) const {
     if (from >= to) return;
     Workspace work(p_.head_dim);
     gather_queries(tile, work);
-    const Tiles<kMaxRows> tiles(tile.num_rows());
+    const EvenSplit<kMaxRows> tiles(tile.num_rows());
     for (long start = from / kChunk * kChunk; start < to; start += kChunk) {
       const Chunk chunk = chunk_at(tile, start, from, to, work);
       tiles.each(0, tiles.count, [&](long row, auto num_rows) {
@@ -310,12 +225,12 @@ class Attention {
   }
 
   /// The queries of a tile as `PackedRows`.
-  void gather_queries(const Tile& tile, const Workspace& work) const {
-    const Tiles<kMaxRows> tiles(tile.num_rows());
+  void gather_queries(const QueryTile& tile, const Workspace& work) const {
+    const EvenSplit<kMaxRows> tiles(tile.num_rows());
     for (long t = 0; t < tiles.count; t++) {
       const long start = tiles.start(t), num_rows = tiles.start(t + 1) - start;
       for (long row = start; row < start + num_rows; row++) {
-        const long head = tile.first_head + row % tile.num_heads, token = query_of(tile, row).token;
+        const long head = tile.first_head + row % tile.num_heads, token = plan_.query_of(tile, row).token;
         const T* query = static_cast<const T*>(p_.query) + token * p_.query_stride + head * p_.head_dim;
         Row* to = work.queries + start * p_.head_dim + (row - start) * kGroup;
         for (long d = 0; d < p_.head_dim; d += kGroup)
@@ -324,17 +239,18 @@ class Attention {
     }
   }
 
-  Chunk chunk_at(const Tile& tile, long start, long from, long to, const Workspace& work) const {
+  Chunk chunk_at(const QueryTile& tile, long start, long from, long to, const Workspace& work) const {
     Chunk chunk{start, std::max(start, from), std::min(start + kChunk, to), {}, {}, {}};
     find_keys(tile, tile.kv_head, start, chunk.keys);
     for (int i = chunk.first(); i <= chunk.last(); i++) chunk.values[i] = chunk.keys[i] + (values_ - keys_);
     for (const bool last : {false, true}) {
       const int i = last ? chunk.last() : chunk.first();
       const long panel = start + i * kKeys;
+      T* const edge = work.edges + last * kKeys * p_.head_dim;
       if (chunk.from <= panel && panel + kKeys <= chunk.to) continue;
       copy_values(chunk.values[i], int(std::max(0L, chunk.from - panel)), int(std::min<long>(kKeys, chunk.to - panel)),
-                  work.edges[last]);
-      chunk.values[i] = work.edges[last];
+                  edge);
+      chunk.values[i] = edge;
     }
     if (start + kChunk < to)
       find_keys(tile, tile.kv_head, start + kChunk, chunk.next);
@@ -353,11 +269,12 @@ class Attention {
   }
 
   /// The panels of keys of the chunk at `start`; where the sequence is over, any.
-  void find_keys(const Tile& tile, int head, long start, const T* (&keys)[kChunk / kKeys]) const {
-    const long last = last_of(tile).position / p_.block_size;
+  void find_keys(const QueryTile& tile, int head, long start, const T* (&keys)[kChunk / kKeys]) const {
+    const long last = plan_.last_of(tile).position / p_.block_size;
     long block = start / p_.block_size, offset = start % p_.block_size;
     for (int i = 0; i < kChunk / kKeys; i++) {
-      keys[i] = page(keys_, table(first_of(tile).sequence)[std::min(block, last)], head) + offset * p_.head_dim;
+      keys[i] =
+          page(keys_, plan_.table(plan_.first_of(tile).sequence)[std::min(block, last)], head) + offset * p_.head_dim;
       offset += kKeys;
       if (offset == p_.block_size) block++, offset = 0;
     }
@@ -366,7 +283,7 @@ class Attention {
   /// Raw scores of some rows with the keys of a chunk, whole panels at a time.
   template <int kRows>
   void score(const Chunk& chunk, const Row* queries, const Workspace& work) const {
-    constexpr int kPanels = panels_at_once<Panel, Row>(kRows, kKeyVectors);
+    constexpr int kPanels = panels_at_once<Panel>(kRows, kKeyVectors);
     const PackedRows<Row, kRows, kGroup> a{queries};
     for (int first = chunk.first(); first <= chunk.last(); first += kPanels) {
       const T *panels[kPanels], *ahead[kPanels];
@@ -384,15 +301,15 @@ class Attention {
 
   /// From scores of rows, of which `first_row` is the first, to unnormalised probabilities: scale, cap, bias, mask,
   /// exponential. What the sums so far are to be multiplied with goes to `work.factors`.
-  void weigh(const Tile& tile, long first_row, int num_rows, const Chunk& chunk, const Sums& sums,
+  void weigh(const QueryTile& tile, long first_row, int num_rows, const Chunk& chunk, const Sums& sums,
              Workspace& work) const {
     const long begin = chunk.first() * kKeys, end = (chunk.last() + 1) * kKeys;
     const float scale = float(p_.scale), cap = float(p_.soft_cap);
     Ints lanes;
     for (int i = 0; i < kLanes; i++) lanes[i] = i;
     for (int r = 0; r < num_rows; r++) {
-      const long row = first_row + r, position = query_of(tile, row).position;
-      const int first = int(first_key(position) - chunk.start), last = int(position - chunk.start);
+      const long row = first_row + r, position = plan_.query_of(tile, row).position;
+      const int first = int(plan_.first_key(position) - chunk.start), last = int(position - chunk.start);
       const float slope = p_.alibi_slopes ? p_.alibi_slopes[tile.first_head + row % tile.num_heads] : 0.0f;
       float* scores = work.scores + r * kChunk;
       Floats most = splat(-INFINITY);
@@ -422,7 +339,7 @@ class Attention {
   /// Add the values of a chunk, weighted by their probabilities, to `output` [kRows, head_dim].
   template <int kRows>
   void blend(const Chunk& chunk, const Workspace& work, float* output) const {
-    constexpr int kPanels = panels_at_once<Panel, Row>(kRows, kKeyVectors);
+    constexpr int kPanels = panels_at_once<Panel>(kRows, kKeyVectors);
     const long last = p_.head_dim - kKeys;
     for (long d = 0; d <= last; d += kPanels * kKeys) {
       long at[kPanels];
@@ -445,7 +362,7 @@ class Attention {
     }
   }
 
-  void finish(const Tile& tile, const Sums& sums) const {
+  void finish(const QueryTile& tile, const Sums& sums) const {
     for (long r = 0; r < tile.num_rows(); r++) {
       const long head = tile.first_head + r % tile.num_heads;
       float factor = 1.0f, total = sums.total[r];
@@ -454,18 +371,17 @@ class Attention {
         factor = std::exp(sums.maximum[r] - maximum);
         total = total * factor + std::exp(p_.sinks[head] - maximum);
       }
-      T* out = static_cast<T*>(p_.out) + query_of(tile, r).token * p_.out_stride + head * p_.head_dim;
+      T* out = static_cast<T*>(p_.out) + plan_.query_of(tile, r).token * p_.out_stride + head * p_.head_dim;
       for (long d = 0; d < p_.head_dim; d += kLanes)
         store(out + d, load(sums.output + r * p_.head_dim + d) * (factor / total));
     }
   }
 
   const OctavoAttention& p_;
-  const int group_;
+  const AttentionPlan plan_;
   const long page_size_;
   T* const keys_;
   T* const values_;
-  std::vector<Query> queries_;
 };
 
 }  // namespace

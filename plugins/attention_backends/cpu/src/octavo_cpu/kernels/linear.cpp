@@ -60,7 +60,8 @@ struct Output {
   }
 };
 
-/// Numbers of x in int8 that have one scale, so that one large number does not cost all others their precision.
+/// Numbers of x in int8, and weights of 4 bits, that have one scale: one large number must not cost all others their
+/// precision.
 constexpr long kStretch = 32;
 
 /// A stretch of weights of 4 bits in a panel: the factors of all columns, then the numbers.
@@ -95,41 +96,42 @@ float quantize(const T* x, long count, Int8Panel::Row* to, int32_t& numbers_sum)
   for (; k + kLanes <= count; k += kLanes) store(padded + k, load(x + k));
   for (; k < count; k++) padded[k] = widen(x[k]);
   Floats most = {};
-  Ints is_odd = {};  // infinite, or no number
+  Ints not_finite = {};
   for (k = 0; k < kStretch; k += kLanes) {
     const Floats v = load(padded + k);
-    is_odd |= v - v != 0.0f;
+    not_finite |= v - v != 0.0f;
     most = max(most, max(v, -v));
   }
   const float limit = largest(most);
-  const Floats inverse = splat(limit > 0 ? 127 / limit : 0), magic = splat(12582912.0f);  // see exp
+  const Floats inverse = splat(limit > 1e-30f ? 127 / limit : 0), magic = splat(12582912.0f);  // see exp
   Ints sum = {};
   Rows numbers[kStretch / kLanes];
   for (k = 0; k < kStretch; k += kLanes) {
-    const Ints rounded = ~is_odd & ((Ints)(load(padded + k) * inverse + magic) - (Ints)magic);
+    const Ints rounded = ~not_finite & ((Ints)(load(padded + k) * inverse + magic) - (Ints)magic);
     sum += rounded;
     numbers[k / kLanes] = __builtin_convertvector(rounded, Rows);
   }
   std::memcpy(to, numbers, count * sizeof(*to));
   numbers_sum = total(sum);
-  return total(is_odd) == 0 ? limit / 127 : NAN;  // what has no int8 makes its stretch NaN
+  return total(not_finite) == 0 ? limit / 127 : NAN;  // what has no int8 makes its stretch NaN
 }
 
 /// Rows of x as the kernel reads them: tile after tile, each as `PackedRows`.
-template <class A>
+template <class Row>
 struct Packed {
-  A* numbers;
+  Row* numbers;
   float* scales = nullptr;  // int8: tile after tile, [num_stretches, rows of the tile]
   int32_t* sums = nullptr;  // likewise
 };
 
-template <class Panel, class A>
+template <class Panel>
 class Product {
   using Element = typename Panel::Element;
-  static constexpr bool kExact = std::is_integral_v<A>;  // stretches are summed in integers
+  using Row = typename Panel::Row;
+  static constexpr bool kQuantized = std::is_integral_v<Row>;  // stretches are summed in integers
   static constexpr bool kInt4 = std::is_same_v<Panel, Int4Panel>;
-  static constexpr int kSums = kExact ? 2 : 1;  // of an element
-  static constexpr int kMaxRows = most_sums<Panel, A>(kVectors) / (kVectors * kSums);
+  static constexpr int kSums = kQuantized ? 2 : 1;  // for each number of the result
+  static constexpr int kMaxRows = most_sums<Panel>(kVectors) / (kVectors * kSums);
 
  public:
   Product(const Output& out, const void* weight, long num_rows, long depth)
@@ -138,8 +140,8 @@ class Product {
         depth_(depth),
         num_stretches_((depth + kStretch - 1) / kStretch),
         tiles_(num_rows),
-        x_{scratch<A, struct Numbers>(num_rows * depth)} {
-    if constexpr (kExact) {
+        x_{scratch<Row, struct Numbers>(num_rows * depth)} {
+    if constexpr (kQuantized) {
       x_.scales = scratch<float, struct Scales>(num_rows * num_stretches_);
       x_.sums = scratch<int32_t, struct RowSums>(num_rows * num_stretches_);
     }
@@ -159,18 +161,18 @@ class Product {
   template <class T>
   void pack_row(const T* x, long row, long r, long num_rows) const {
     constexpr int kGroup = Panel::kGroup;
-    A* to = x_.numbers + row * depth_ + r * kGroup;
-    if constexpr (kExact) {
+    Row* to = x_.numbers + row * depth_ + r * kGroup;
+    if constexpr (kQuantized) {
       for (long i = 0; i < num_stretches_; i++) {
         const long at = row * num_stretches_ + i * num_rows + r, count = std::min(kStretch, depth_ - i * kStretch);
-        A numbers[kStretch];
+        Row numbers[kStretch];
         x_.scales[at] = quantize(x + i * kStretch, count, numbers, x_.sums[at]);
         for (long k = 0; k < count; k += kGroup)
-          std::memcpy(to + (i * kStretch + k) * num_rows, numbers + k, kGroup * sizeof(A));
+          std::memcpy(to + (i * kStretch + k) * num_rows, numbers + k, kGroup * sizeof(Row));
       }
     } else {
       for (long k = 0; k < depth_; k += kGroup)
-        for (int g = 0; g < kGroup; g++) to[k * num_rows + g] = convert<A>(x[k + g]);
+        for (int g = 0; g < kGroup; g++) to[k * num_rows + g] = convert<Row>(x[k + g]);
     }
   }
 
@@ -178,7 +180,7 @@ class Product {
   void multiply_all() const {
     if (tiles_.count == 0) return;
     const long num_panels = (out_.num_columns + kPanel - 1) / kPanel;
-    const long block = std::max<long>(kRowsBytes / (kMaxRows * std::min(depth_, kDepthBlock) * long(sizeof(A))), 1);
+    const long block = std::max<long>(kRowsBytes / (kMaxRows * std::min(depth_, kDepthBlock) * long(sizeof(Row))), 1);
     const long num_blocks = (tiles_.count + block - 1) / block;
     const long unit = tiles_.count > 1 ? 1 : panels_of(int(tiles_.start(1)));
     const long rounds = std::clamp<long>(num_panels * num_blocks / (unit * num_threads()), 1, kItemsPerThread);
@@ -190,7 +192,7 @@ class Product {
     });
   }
 
-  static constexpr int panels_of(int num_rows) { return panels_at_once<Panel, A>(num_rows, kVectors * kSums); }
+  static constexpr int panels_of(int num_rows) { return panels_at_once<Panel>(num_rows, kVectors, kSums); }
 
   /// Tiles from `first_tile` to `last_tile` times panels from `first` to `last`. Sums over a part of the depth are kept
   /// in `partial` [rows, columns of the panels].
@@ -204,8 +206,10 @@ class Product {
       for (long panel = first; panel < last; panel += width)
         tiles_.each(first_tile, last_tile, [&](long row, auto count) {
           constexpr int kRows = count, kPanels = panels_of(kRows);
-          auto sums_at = [&](long p) { return partial + (row - first_row) * stride + (p - first) * kPanel; };
-          const Tiles<kPanels> panels(width);
+          auto sums_at = [&](long p) {
+            return partial ? partial + (row - first_row) * stride + (p - first) * kPanel : nullptr;
+          };
+          const EvenSplit<kPanels> panels(width);
           panels.each(0, panels.count, [&](long p, auto num_panels) {
             tile<kRows, num_panels>(row, panel + p, start, sums_at(panel + p), stride);
           });
@@ -228,14 +232,14 @@ class Product {
   template <int kRows, int kPanels>
   void tile(long row, long panel, long start, float* partial, long partial_stride) const {
     const long count = std::min(kDepthBlock, depth_ - start);
-    const PackedRows<A, kRows, Panel::kGroup> a{x_.numbers + row * depth_ + start * kRows};
+    const PackedRows<Row, kRows, Panel::kGroup> a{x_.numbers + row * depth_ + start * kRows};
     Floats sums[kPanels][kRows][kVectors] = {};
     auto at = [&](int i, int r, int v) { return partial + r * partial_stride + (i * kVectors + v) * kLanes; };
     if (start)
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
           OCTAVO_FOR (v, kVectors) sums[i][r][v] = load(at(i, r, v));
-    if constexpr (kExact)
+    if constexpr (kQuantized)
       sum_stretches(a, row, panel, start, count, sums);
     else
       add_product(a, panel, start, count, sums);
@@ -252,7 +256,7 @@ class Product {
 
   /// Add rows times panels from number `panel` on, over `count` k from `start` on.
   template <class Sum, int kRows, int kPanels>
-  void add_product(const PackedRows<A, kRows, Panel::kGroup>& rows, long panel, long start, long count,
+  void add_product(const PackedRows<Row, kRows, Panel::kGroup>& rows, long panel, long start, long count,
                    Sum (&sums)[kPanels][kRows][kVectors]) const {
     const Element *panels[kPanels], *ahead[kPanels];
     OCTAVO_FOR (i, kPanels) panels[i] = weight_at(panel + i, start);
@@ -262,11 +266,11 @@ class Product {
 
   /// Likewise for int8 and int4: exact within a stretch, in float32 over all stretches. `row`: the first of the tile.
   template <int kRows, int kPanels>
-  void sum_stretches(const PackedRows<A, kRows, Panel::kGroup>& a, long row, long panel, long start, long count,
+  void sum_stretches(const PackedRows<Row, kRows, Panel::kGroup>& a, long row, long panel, long start, long count,
                      Floats (&sums)[kPanels][kRows][kVectors]) const {
     long stretch = row * num_stretches_ + start / kStretch * kRows;  // index of the first scale
     for (long k = 0; k < count; k += kStretch, stretch += kRows) {
-      const PackedRows<A, kRows, Panel::kGroup> rows{a.data + k * kRows};
+      const PackedRows<Row, kRows, Panel::kGroup> rows{a.data + k * kRows};
       Ints products[kPanels][kRows][kVectors];
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (r, kRows)
@@ -274,7 +278,7 @@ class Product {
       add_product(rows, panel, start + k, std::min(kStretch, count - k), products);
       OCTAVO_FOR (i, kPanels)
         OCTAVO_FOR (v, kVectors) {
-          Floats scales = splat(1.0f), offsets = {};
+          Floats scales, offsets;
           if constexpr (kInt4) {
             const Ints factors = load_as<Ints>(factors_at(panel + i, start + k) + v * sizeof(Ints));
             scales = (Floats)(factors & int32_t(0xffff0000)), offsets = (Floats)(factors << 16);
@@ -295,16 +299,17 @@ class Product {
   const Output out_;
   const Element* const weight_;
   const long depth_, num_stretches_;
-  const Tiles<kMaxRows> tiles_;
-  Packed<A> x_;
+  const EvenSplit<kMaxRows> tiles_;
+  Packed<Row> x_;
 };
 
-template <class Panel, class A>
+template <class Panel>
 void product(const OctavoLinear& p) {
   const Output out{p.out, int(p.out_dtype), p.out_stride, p.num_columns, p.bias, p.scales};
-  const Product<Panel, A> product(out, p.weight, p.num_rows, p.depth);
+  const Product<Panel> product(out, p.weight, p.num_rows, p.depth);
   if (p.dtype == OCTAVO_BFLOAT16) return product.compute(static_cast<const BFloat16*>(p.x), p.x_stride);
-  if constexpr (!std::is_same_v<A, BFloat16>) product.compute(static_cast<const float*>(p.x), p.x_stride);
+  if constexpr (!std::is_same_v<typename Panel::Row, BFloat16>)
+    product.compute(static_cast<const float*>(p.x), p.x_stride);
 }
 
 }  // namespace
@@ -314,21 +319,25 @@ using namespace octavo;
 
 extern "C" int64_t octavo_packed_columns(int64_t num_columns) { return (num_columns + kPanel - 1) / kPanel * kPanel; }
 
-extern "C" void octavo_pack(const void* weight, int64_t dtype, int64_t num_columns, int64_t depth, void* packed) {
-  if (dtype == OCTAVO_BFLOAT16)
-    pack(static_cast<const BFloat16*>(weight), num_columns, depth, BFloat16Panel::kGroup,
-         static_cast<BFloat16*>(packed));
-  else if (dtype == OCTAVO_FLOAT32)
-    pack(static_cast<const float*>(weight), num_columns, depth, FloatPanel::kGroup, static_cast<float*>(packed));
-  else if (dtype == OCTAVO_INT8_WIDENED)
-    pack(static_cast<const int8_t*>(weight), num_columns, depth, WidenedInt8Panel::kGroup,
-         static_cast<int8_t*>(packed));
-  else {
-    uint8_t* to = static_cast<uint8_t*>(packed);
-    pack(static_cast<const uint8_t*>(weight), num_columns, depth, Int8Panel::kGroup, to);
-    const long size = octavo_packed_columns(num_columns) * depth;
-    for (long i = 0; i < size; i++) to[i] = uint8_t(to[i] + Int8Panel::kOffset);
-  }
+extern "C" int64_t octavo_packed_bytes(int64_t weight_dtype, int64_t num_columns, int64_t depth) {
+  const int64_t size = octavo_packed_columns(num_columns) * depth;
+  if (weight_dtype == OCTAVO_INT4) return size / (kPanel * kStretch) * kInt4Bytes;
+  return size * (weight_dtype == OCTAVO_FLOAT32 ? 4 : weight_dtype == OCTAVO_BFLOAT16 ? 2 : 1);
+}
+
+extern "C" void octavo_pack(const void* weight, int64_t weight_dtype, int64_t num_columns, int64_t depth,
+                            void* packed) {
+  auto pack_as = [&](auto kind, auto panel) {
+    using T = decltype(kind);
+    pack(static_cast<const T*>(weight), num_columns, depth, decltype(panel)::kGroup, static_cast<T*>(packed));
+  };
+  if (weight_dtype == OCTAVO_BFLOAT16) return pack_as(BFloat16(), WidenedBFloat16Panel());
+  if (weight_dtype == OCTAVO_FLOAT32) return pack_as(float(), FloatPanel<float>());
+  if (weight_dtype == OCTAVO_INT8_WEIGHT_ONLY) return pack_as(int8_t(), FloatPanel<int8_t>());
+  pack_as(uint8_t(), Int8Panel());
+  uint8_t* const numbers = static_cast<uint8_t*>(packed);
+  const long size = octavo_packed_columns(num_columns) * depth;
+  for (long i = 0; i < size; i++) numbers[i] = uint8_t(numbers[i] + Int8Panel::kOffset);
 }
 
 extern "C" void octavo_pack_int4(const uint8_t* numbers, const uint32_t* factors, int64_t num_columns, int64_t depth,
@@ -337,12 +346,10 @@ extern "C" void octavo_pack_int4(const uint8_t* numbers, const uint32_t* factors
 }
 
 extern "C" void octavo_linear(const OctavoLinear* p) {
-  if (p->weight_dtype == OCTAVO_INT8) return product<Int8Panel, Int8Panel::Row>(*p);
-  if (p->weight_dtype == OCTAVO_INT4) return product<Int4Panel, Int8Panel::Row>(*p);
-  if (p->weight_dtype == OCTAVO_INT8_WIDENED) return product<WidenedInt8Panel, float>(*p);
-  if (p->weight_dtype == OCTAVO_FLOAT32) return product<FloatPanel, float>(*p);
-#if defined(__AVX512BF16__)
-  if (p->dtype == OCTAVO_BFLOAT16) return product<BFloat16Panel, BFloat16>(*p);
-#endif
-  product<BFloat16Panel, float>(*p);
+  if (p->weight_dtype == OCTAVO_INT8) return product<Int8Panel>(*p);
+  if (p->weight_dtype == OCTAVO_INT4) return product<Int4Panel>(*p);
+  if (p->weight_dtype == OCTAVO_INT8_WEIGHT_ONLY) return product<FloatPanel<int8_t>>(*p);
+  if (p->weight_dtype == OCTAVO_FLOAT32) return product<FloatPanel<float>>(*p);
+  if (p->dtype == OCTAVO_BFLOAT16) return product<BFloat16Panel>(*p);
+  product<WidenedBFloat16Panel>(*p);
 }

@@ -1,6 +1,6 @@
 // The one product that everything is made of: a few rows times a few panels of columns, summed over k in order.
 //
-// Owns: the inner loop, the cut of rows into tiles. Must never know: where rows and panels come from.
+// Owns: the inner loop, kinds of panels, what fits into registers. Must never know: where rows and panels come from.
 // Every element of a result is summed in the same order whatever the number of rows and panels around it, so a row's
 // result does not depend on its neighbours.
 
@@ -16,7 +16,6 @@ namespace octavo {
 /// A tile's rows, `kGroup` numbers of each in turn: [depth / kGroup, kRows, kGroup]. One address for all rows.
 template <class T, int kRows, int kGroup>
 struct PackedRows {
-  using Number = T;
   const T* data;
   const T* at(int row, long k) const { return data + k * kRows + row * kGroup; }
 };
@@ -24,77 +23,71 @@ struct PackedRows {
 /// Rows at a fixed distance from each other.
 template <class T, int kDistance>
 struct SpacedRows {
-  using Number = T;
   const T* data;
   const T* at(int row, long k) const { return data + row * kDistance + k; }
 };
 
-// A panel is some vectors of columns for each k, at `data + k * stride`. What one vector of columns is when it has been
-// loaded, for `kGroup` rows of k that lie together, is a `Columns`; it takes as many registers as it has members. An
-// `Element` holds `kPerElement` numbers of a column.
+// A panel is some vectors of columns for each k, row k `k * stride` numbers after its start. It has
+//
+//   Element      what it consists of, `kPerElement` numbers of a column each
+//   kGroup       rows of k that lie together
+//   Row          what rows that are multiplied with it consist of
+//   Columns      one vector of columns, for a group of k, when it has been loaded: a register for each member
 
-/// Columns of float32, or of int8 for rows of float32.
-struct FloatColumns {
-  Floats numbers;
-
-  static FloatColumns load(const float* b) { return {octavo::load(b)}; }
-  static FloatColumns load(const int8_t* b) { return {octavo::load(b)}; }
-  void add(const float* row, Floats& sum) const { sum += *row * numbers; }
-};
-
+/// A panel of float32, or of int8 that is widened.
+template <class T>
 struct FloatPanel {
-  using Element = float;
+  using Element = T;
+  using Row = float;
   static constexpr int kGroup = 1, kPerElement = 1;
 
-  template <class Number>
-  using Columns = FloatColumns;
+  struct Columns {
+    Floats numbers;
+
+    static Columns load(const T* b) { return {octavo::load(b)}; }
+    void add(const float* row, Floats& sum) const { sum += *row * numbers; }
+  };
 };
 
-/// A panel of int8 that is multiplied with float32.
-struct WidenedInt8Panel {
-  using Element = int8_t;
-  static constexpr int kGroup = 1, kPerElement = 1;
+/// A panel of bfloat16 in pairs: rows k and k + 1 lie interleaved, column by column, so that a 32-bit lane holds both.
+struct WidenedBFloat16Panel {
+  using Element = BFloat16;
+  using Row = float;
+  static constexpr int kGroup = 2, kPerElement = 1;
 
-  template <class Number>
-  using Columns = FloatColumns;
-};
+  struct Columns {
+    Floats even, odd;
 
-/// Columns of bfloat16 for rows of float32.
-struct WidenedColumns {
-  Floats even, odd;
-
-  static WidenedColumns load(const BFloat16* b) {
-    const Ints pairs = load_as<Ints>(b);
-    return {(Floats)(pairs << 16), (Floats)(pairs & int32_t(0xffff0000))};
-  }
-  void add(const float* row, Floats& sum) const {
-    sum += row[0] * even;
-    sum += row[1] * odd;
-  }
+    static Columns load(const BFloat16* b) {
+      const Ints pairs = load_as<Ints>(b);
+      return {(Floats)(pairs << 16), (Floats)(pairs & int32_t(0xffff0000))};
+    }
+    void add(const float* row, Floats& sum) const {
+      sum += row[0] * even;
+      sum += row[1] * odd;
+    }
+  };
 };
 
 #if defined(__AVX512BF16__)
-/// Columns of bfloat16 for rows of bfloat16.
-struct PairColumns {
-  __m512bh pairs;
-
-  static PairColumns load(const BFloat16* b) { return {(__m512bh)_mm512_loadu_si512(b)}; }
-  void add(const BFloat16* row, Floats& sum) const {
-    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(load_as<int32_t>(row)), pairs);
-  }
-};
-#else
-using PairColumns = void;
-#endif
-
-/// A panel of bfloat16 in pairs: rows k and k + 1 lie interleaved, column by column, so that a 32-bit lane holds both.
+/// The same for rows of bfloat16.
 struct BFloat16Panel {
   using Element = BFloat16;
+  using Row = BFloat16;
   static constexpr int kGroup = 2, kPerElement = 1;
 
-  template <class Number>
-  using Columns = std::conditional_t<std::is_same_v<Number, float>, WidenedColumns, PairColumns>;
+  struct Columns {
+    __m512bh pairs;
+
+    static Columns load(const BFloat16* b) { return {(__m512bh)_mm512_loadu_si512(b)}; }
+    void add(const BFloat16* row, Floats& sum) const {
+      sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(load_as<int32_t>(row)), pairs);
+    }
+  };
 };
+#else
+using BFloat16Panel = WidenedBFloat16Panel;
+#endif
 
 /// A panel of int8 in groups of 4 rows of k where the target multiplies unsigned with signed bytes, else of 2.
 ///
@@ -109,7 +102,6 @@ struct Int8Panel {
   static constexpr int kGroup = 2, kPerElement = 1, kOffset = 0;
 #endif
 
-  template <class Number>
   struct Columns {
 #if defined(__AVX512VNNI__)
     __m512i weights;
@@ -148,33 +140,23 @@ struct Int8Panel {
 /// A panel of numbers from 0 to 15: a byte has one of a group of `Int8Panel`, and in the upper half one of the next.
 struct Int4Panel {
   using Element = uint8_t;
+  using Row = Int8Panel::Row;
   static constexpr int kGroup = 2 * Int8Panel::kGroup, kPerElement = 2, kOffset = 0;
 
-  template <class Number>
   struct Columns {
-    using Half = Int8Panel::Columns<Number>;
-    Half first, second;
+    Int8Panel::Columns first, second;
 
     static Columns load(const uint8_t* b) {
       typedef uint8_t Pairs __attribute__((vector_size(kLanes * Int8Panel::kGroup)));
       const Pairs both = load_as<Pairs>(b), first = both & 15, second = both >> 4;
-      return {Half::load((const uint8_t*)&first), Half::load((const uint8_t*)&second)};
+      return {Int8Panel::Columns::load((const uint8_t*)&first), Int8Panel::Columns::load((const uint8_t*)&second)};
     }
-    void add(const Int8Panel::Row* row, Ints& sum) const {
+    void add(const Row* row, Ints& sum) const {
       first.add(row, sum);
       second.add(row + Int8Panel::kGroup, sum);
     }
   };
 };
-
-/// What rows that meet a panel of `Element` are made of: bfloat16 only where the target multiplies it.
-#if defined(__AVX512BF16__)
-template <class Panel>
-using RowElement = typename Panel::Element;
-#else
-template <class Panel>
-using RowElement = float;
-#endif
 
 /// sums[i][r] += row r of a, from its start, times panel i. `stride`: numbers from one row of a panel to the next.
 /// On the way the same stretches of `ahead` are fetched into the cache: what is multiplied next.
@@ -182,7 +164,7 @@ template <class Panel, class Rows, class Sum, int kRows, int kPanels, int kVecto
 inline void multiply(const Rows& a, const typename Panel::Element* const (&panels)[kPanels],
                      const typename Panel::Element* const (&ahead)[kPanels], long depth, long stride,
                      Sum (&sums)[kPanels][kRows][kVectors]) {
-  using Columns = typename Panel::template Columns<typename Rows::Number>;
+  using Columns = typename Panel::Columns;
   constexpr int kPerElement = Panel::kPerElement, kVector = Panel::kGroup * kLanes / kPerElement;
   for (long k = 0; k < depth; k += Panel::kGroup) {
     Columns columns[kPanels][kVectors];
@@ -199,49 +181,53 @@ inline void multiply(const Rows& a, const typename Panel::Element* const (&panel
   }
 }
 
-constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
 constexpr int kRowRegisters = kLanes == 16 ? 0 : 1;  // AVX-512 multiplies with a number in memory
 
 /// Vectors of sums that fit into registers beside so many vectors of columns.
-template <class Panel, class Number>
+template <class Panel>
 constexpr int most_sums(int num_vectors) {
-  using Columns = typename Panel::template Columns<Number>;
-  return kRegisters - kRowRegisters - num_vectors * int(sizeof(Columns) / sizeof(Floats));
+  return kRegisters - kRowRegisters - num_vectors * int(sizeof(typename Panel::Columns) / sizeof(Floats));
 }
 
-/// Panels that so many rows go over at a time: with few rows one alone does not keep the multipliers busy.
-template <class Panel, class Number>
-constexpr int panels_at_once(int num_rows, int num_vectors) {
+/// Panels of `num_vectors` that so many rows go over at a time, with `num_sums` for each number of the result: with few
+/// rows one alone does not keep the multipliers busy.
+template <class Panel>
+constexpr int panels_at_once(int num_rows, int num_vectors, int num_sums = 1) {
   int panels = 4;
-  while (panels > 1 && panels * num_vectors * num_rows > most_sums<Panel, Number>(panels * num_vectors)) panels--;
+  while (panels > 1 && panels * num_vectors * num_rows * num_sums > most_sums<Panel>(panels * num_vectors)) panels--;
   return panels;
 }
 
-/// Rows cut into as few tiles of at most `kMaxRows` as can be, none more than a row larger than another.
-template <int kMaxRows>
-struct Tiles {
-  explicit Tiles(long num_rows) : count((num_rows + kMaxRows - 1) / kMaxRows), num_rows_(num_rows) {}
+/// `size` rows (or panels) cut into as few parts of at most `kMost` as can be, none more than one larger than another.
+template <int kMost>
+struct EvenSplit {
+  explicit EvenSplit(long size) : count((size + kMost - 1) / kMost), size_(size) {}
 
-  long start(long tile) const { return tile * (num_rows_ / count) + std::min(tile, num_rows_ % count); }
+  long start(long part) const { return part * (size_ / count) + std::min(part, size_ % count); }
 
-  /// `function(row, number)` for each tile from `first` to `last`: its first row, and how many it has as a constant.
+  /// `function(start, number)` for each part from `first` to `last`; the number of rows in it is a constant.
   template <class Function>
   void each(long first, long last, const Function& function) const {
-    for (long tile = first; tile < last; tile++)
-      with_constant<kMaxRows>(int(start(tile + 1) - start(tile)), [&](auto n) { function(start(tile), n); });
+    for (long part = first; part < last; part++)
+      with_constant<kMost>(int(start(part + 1) - start(part)), [&](auto n) { function(start(part), n); });
   }
 
   const long count;
 
  private:
-  template <int kRows, class Function>
-  static void with_constant(int num_rows, const Function& function) {
-    if constexpr (kRows > 1)
-      if (num_rows < kRows) return with_constant<kRows - 1>(num_rows, function);
-    function(std::integral_constant<int, kRows>());
+  template <int kNumber, class Function>
+  static void with_constant(int number, const Function& function) {
+    if constexpr (kNumber > 1)
+      if (number < kNumber) return with_constant<kNumber - 1>(number, function);
+    function(std::integral_constant<int, kNumber>());
   }
 
-  const long num_rows_;
+  const long size_;
 };
 
 }  // namespace octavo
