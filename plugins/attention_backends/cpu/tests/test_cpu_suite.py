@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,21 +41,21 @@ class TestCPUAttention(AttentionBackendSuite):
             for query_lens in ([2400, 3], [100, 60], [1, 1]):
                 self.check(case, query_lens[: len(num_tokens)])
 
-    @pytest.mark.parametrize("block_size", [16, 48])
-    @pytest.mark.parametrize("features", ["plain", "all"])
-    def test_sequences_go_over_what_they_share_as_if_alone(self, features: str, dtype: str, block_size: int) -> None:
+    @pytest.mark.parametrize(
+        "extras", [{}, {"sliding_window": 4000, "soft_cap": 3.0, "alibi": True, "has_sinks": True}]
+    )
+    def test_what_is_shared_is_as_if_alone(self, extras: dict[str, Any], dtype: str, block_size: int) -> None:
         """Bit for bit, though queries of several sequences are multiplied with the first keys at once.
 
         On one thread, where groups are largest. Of two roots, one above and one below the end of a span, and of
         prefixes that branch further on; sequences with different prefixes come in turn.
         """
         self.num_threads = 1
-        wide = {"sliding_window": 4000} if FEATURES[features].get("sliding_window") else {}
-        layer = self.layer(2, 3, 64, **FEATURES[features] | wide)
-        of_blocks = [0, 0, 1248, 480, 1248, 480, 1296, 96, 1248, 0, 1104, 480, 768, 480]
-        case = self.case(layer, [1400 if n != 480 else 700 for n in of_blocks], block_size, dtype)
+        layer = self.layer(2, 3, 64, **extras)
+        of_tokens = [0, 0, 1248, 480, 1248, 480, 1296, 96, 1248, 0, 1104, 480, 768, 480]
+        case = self.case(layer, [1400 if n != 480 else 700 for n in of_tokens], block_size, dtype)
         case.step([1390, 600], [0, 1])
-        for i, length in enumerate(of_blocks):
+        for i, length in enumerate(of_tokens):
             if length:
                 case.share(i, 1 if length == 480 else 0, length // block_size)
         query_lens = [1, 2, 1, 1, 1, 3, 1, 1, 2, 1, 1, 1, 1, 1]

@@ -209,16 +209,14 @@ class FusedRMSNorm:
 
 
 class FusedSiluAndMul:
-    """`octavo.nn.SiluAndMul` in one pass, where the size is a multiple of the vector's."""
+    """`octavo.nn.SiluAndMul` in one pass."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._silu_and_mul, self._lanes = kernels.silu_and_mul, kernels.num_lanes
+        self._silu_and_mul = kernels.silu_and_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [num_tokens, 2 * size] -> [num_tokens, size]
-        size = x.shape[-1] // 2
-        if size % self._lanes or x.dim() != 2 or x.stride(1) != 1:
-            gate, up = x.chunk(2, dim=-1)
-            return functional.silu(gate) * up
+        size = x.shape[1] // 2
+        x = x if x.stride(1) == 1 else x.contiguous()
         out = torch.empty(x.shape[0], size, dtype=x.dtype)
         self._silu_and_mul(
             SiluAndMulCall(

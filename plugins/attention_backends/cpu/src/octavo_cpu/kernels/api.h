@@ -110,7 +110,7 @@ extern "C" {
 /// How many threads work on one call, the caller included; 1 until this is called.
 void octavo_set_num_threads(int64_t num_threads);
 
-/// Numbers in one vector of the target: `size` and `half` above are multiples of it.
+/// Numbers in one vector of the target: the `size` of a norm, and `half` above, are multiples of it.
 int64_t octavo_lanes();
 
 /// Ask the system to back memory that was not touched yet by pages of megabytes, where it can.

@@ -58,13 +58,21 @@ void rms_norm(const OctavoRMSNorm& p) {
 
 template <class T>
 void silu_and_mul(const OctavoSiluAndMul& p) {
+  auto vector = [](const T* gate, const T* up, T* to) {
+    const Floats g = load(gate);
+    store(to, rounded<T>(g / (1.0f + exp(-g))) * load(up));
+  };
   for_rows(p.num_rows, p.size, [&](long row) {
-    const T* gate = static_cast<const T*>(p.x) + row * p.x_stride;
+    const T *gate = static_cast<const T*>(p.x) + row * p.x_stride, *up = gate + p.size;
     T* to = static_cast<T*>(p.out) + row * p.size;
-    for (long i = 0; i < p.size; i += kLanes) {
-      const Floats g = load(gate + i);
-      store(to + i, rounded<T>(g / (1.0f + exp(-g))) * load(gate + p.size + i));
-    }
+    long i = 0;
+    for (; i + kLanes <= p.size; i += kLanes) vector(gate + i, up + i, to + i);
+    if (i == p.size) return;
+    T rest[3][kLanes] = {};  // what does not fill a vector is computed as one too, or the bits could be others
+    std::copy_n(gate + i, p.size - i, rest[0]);
+    std::copy_n(up + i, p.size - i, rest[1]);
+    vector(rest[0], rest[1], rest[2]);
+    std::copy_n(rest[2], p.size - i, to + i);
   });
 }
 
