@@ -72,6 +72,23 @@ def test_a_library_is_compiled_once_for_each_compiler_flag_and_source(monkeypatc
     assert build.library("portable", (*FAST, "-DX")) != first
 
 
+@pytest.mark.parametrize("content", [b"", b"not a library", None])
+def test_a_damaged_library_is_made_anew(content):
+    path = build.library("portable", FAST)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    forget()
+    assert build.library("portable", FAST) == path
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_auto_takes_what_an_old_compiler_can_make(monkeypatch, tmp_path):
+    knows_no_avx512 = 'case "$*" in *-mavx512*) echo "error: what is -mavx512?" >&2; exit 1;; esac; exec g++ "$@"'
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, knows_no_avx512))
+    first = next(isa for isa in build.supported_isas() if "avx512" not in isa)
+    assert f"-{first}-" in build.library("auto", FAST).name
+
+
 def _build(folder: str, results: multiprocessing.Queue) -> None:
     os.environ["OCTAVO_CACHE_DIR"] = folder
     results.put(str(build.library("portable", FAST)))

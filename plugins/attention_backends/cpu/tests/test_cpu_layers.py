@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from octavo.errors import ConfigError
 from octavo.nn import apply_rotary
 from octavo_cpu.layers import (
     FusedRMSNorm,
@@ -38,8 +39,9 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, size: float = 1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [2, 16, 130, 2048, 2050, 4100])
+@pytest.mark.parametrize("depth", [2, 16, 97, 130, 2048, 2050, 4100])
 def test_a_product_is_that_of_torch(kernels, dtype, depth):
+    depth += depth % 2 and dtype == torch.bfloat16
     for num_columns, num_rows in itertools.product([1, 7, 16, 31, 100], [1, 2, 3, 5, 6, 7, 13, 15, 40]):
         weight, x = random(num_columns, depth, dtype=dtype), random(num_rows, depth, dtype=dtype, seed=1)
         for bias in (None, random(num_columns, dtype=dtype, seed=2)):
@@ -76,8 +78,8 @@ def in_int4(weight: torch.Tensor) -> torch.Tensor:
     """Each 32 weights of a row as multiples of a 15th of the way from the smallest to the largest."""
     stretches = weight.float().unflatten(1, (-1, 32))
     low, high = stretches.amin(dim=2, keepdim=True), stretches.amax(dim=2, keepdim=True)
-    scale, offset = ((high - low) / 15).bfloat16().double(), low.bfloat16().double()
-    return (((stretches - offset) / scale).round().clamp(0, 15) * scale + offset).flatten(1)
+    scale, offset = ((high - low) / 15).half().double(), low.half().double()
+    return (((stretches - offset) / scale.clamp(min=1e-30)).round().clamp(0, 15) * scale + offset).flatten(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,13 +116,26 @@ def test_weights_of_four_bits(kernels, dtype, depth):
 
 
 def test_weights_that_had_four_bits_keep_them(kernels):
-    """As those of Q4_1, which use the smallest and the largest number too; here bfloat16 holds scales and offsets."""
+    """As those of Q4_1, whose scales and offsets are float16, and which use the smallest and the largest number."""
     numbers = torch.randint(0, 16, (50, 4, 32), generator=torch.Generator().manual_seed(0))
     numbers[..., 0], numbers[..., 1] = 0, 15
-    scale, offset = (random(50, 4, 1, dtype=torch.bfloat16, seed=seed).float() for seed in range(2))
+    scale, offset = (random(50, 4, 1, dtype=torch.float16, seed=seed).float() for seed in range(2))
     weight = (numbers * scale.abs() + offset).flatten(1)
     x = torch.eye(128)
     torch.testing.assert_close(Int4Linear(WeightMemory(kernels), weight)(x, None), weight.T, atol=1e-6, rtol=1e-6)
+
+
+def test_scales_of_every_kind(kernels):
+    """Small ones that float16 has as denormal numbers, zero, and constant stretches."""
+    weight = torch.cat([random(4, 32) * scale for scale in (1.0, 1e-4, 1e-6, 0.0)] + [torch.full((1, 32), -3.0)])
+    out = Int4Linear(WeightMemory(kernels), weight)(torch.eye(32), None)
+    assert ((out.double().T - in_int4(weight)).abs() <= 1e-6 * weight.abs().amax(dim=1, keepdim=True)).all()
+
+
+def test_weights_that_four_bits_do_not_hold(kernels):
+    for value in (1e5, torch.inf, torch.nan):
+        assert not Int4Linear.admits(torch.full((4, 32), value))
+    assert not Int4Linear.admits(torch.zeros(4, 48))
 
 
 @pytest.mark.parametrize("linear", [Int8Linear, Int4Linear])
@@ -177,6 +192,15 @@ def test_what_is_not_a_number_stays_in_its_row(kernels):
     x[1, 3] = torch.nan
     for out in (FusedSiluAndMul(kernels)(x), FusedRMSNorm(kernels, torch.ones(32), 1e-5)(x, None)):
         assert out.isnan().any(dim=1).tolist() == [False, True, False]
+
+
+def test_quantisation_is_never_left_out_silently():
+    for model, options in (
+        (torch.nn.Linear(4, 4, dtype=torch.float16), CPUOptions(quantization="int8")),
+        (torch.nn.Linear(4, 4), CPUOptions(quantization="int4", kernels=False)),
+    ):
+        with pytest.raises(ConfigError, match="quantization"):
+            use_kernels(model, options)
 
 
 def test_a_model_that_the_kernels_cannot_serve_stays_as_it_is():

@@ -79,10 +79,10 @@ def find_compiler() -> list[str] | None:
 
 
 @lru_cache
-def unavailable() -> str | None:
+def unavailable(isa: str = "auto") -> str | None:
     """Why this machine cannot have the kernels, in one clause, or None if it has them now."""
     try:
-        library()
+        library(isa)
     except BuildError as error:
         return str(error)
     return None
@@ -90,14 +90,14 @@ def unavailable() -> str | None:
 
 @lru_cache
 def library(isa: str = "auto", settings: tuple[str, ...] = SETTINGS) -> Path:
-    """The path of the library for an instruction set, compiled if need be.
+    """The path of the library for an instruction set, compiled if need be; auto: the best that can be had.
 
     Raises `BuildError` if there is none and no compiler, or if compiling fails.
     """
     if sys.platform == "win32":
         raise BuildError("there are no CPU kernels for Windows yet; Linux and macOS have them")
     if isa == "auto":
-        isa = supported_isas()[0]
+        return _best_library(settings)
     ready = PREBUILT / f"octavo-cpu-{platform.machine().lower()}-{isa}.so"
     if settings == SETTINGS and ready.exists():
         return ready
@@ -110,10 +110,37 @@ def library(isa: str = "auto", settings: tuple[str, ...] = SETTINGS) -> Path:
     name = f"octavo-cpu-{isa}-{_fingerprint(compiler, flags)}.so"
     with _folder() as folder, _locked(folder / f"{name}.lock"):
         path = folder / name
-        if not path.exists():
+        if not _is_whole(path):
             logger.warning("compiling the CPU kernels (%s), once; this takes some seconds", isa)
             _compile(compiler, flags, path)
         return path
+
+
+def _best_library(settings: tuple[str, ...]) -> Path:
+    """An old compiler may not know the newest instructions."""
+    failures = []
+    for isa in supported_isas():
+        try:
+            return library(isa, settings)
+        except BuildError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the library is there as it was compiled: loading a damaged one can end the process."""
+    try:
+        return _seal(path).read_text(encoding="utf-8") == _digest(path)
+    except OSError:
+        return False
+
+
+def _seal(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _fingerprint(compiler: list[str], flags: list[str]) -> str:
@@ -159,6 +186,7 @@ def _compile(compiler: list[str], flags: list[str], path: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         _run([*compiler, *flags, "-shared", *objects, "-o", f"{folder}/library.so"])
+        _seal(path).write_text(_digest(Path(folder, "library.so")), encoding="utf-8")
         os.replace(f"{folder}/library.so", path)
 
 

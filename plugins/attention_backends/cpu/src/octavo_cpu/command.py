@@ -8,12 +8,15 @@ from __future__ import annotations
 import argparse
 import time
 
-from octavo_cpu.build import ISAS, library, supported_isas
+from octavo_cpu.build import ISAS, library
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--isa", choices=["auto", *ISAS], default="auto", help="instruction set; default: the best here"
+        "--isa",
+        choices=["auto", *ISAS],
+        default="auto",
+        help="instruction set; default: what plugins.cpu.isa = auto takes",
     )
 
 
@@ -21,6 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises `BuildError` if the kernels cannot be had."""
     start = time.perf_counter()
     path = library(arguments.isa)
-    isa = supported_isas()[0] if arguments.isa == "auto" else arguments.isa
-    print(f"{isa}: {path} ({time.perf_counter() - start:.1f} s)")
+    print(f"{path} ({time.perf_counter() - start:.1f} s)")
     return 0

@@ -7,8 +7,6 @@ Owns: the way from tensors to the kernels' arguments. Must never know: which mod
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch.nn import functional
 
@@ -59,20 +57,22 @@ class WeightMemory:
 class PackedLinear:
     """A linear layer's product over a packed copy of its weight. A row's result does not depend on other rows."""
 
-    depth_multiple: ClassVar[int] = 2
-    """Of this an input's size must be a multiple."""
-
     def __init__(self, memory: WeightMemory, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
         """`weight` [out, in], floating point. `out_dtype`: that of the input if None."""
         self._kernels = memory.kernels
+        assert self.admits(weight), f"{type(self).__name__} cannot hold this weight of {tuple(weight.shape)}"
         self._out, self._in = weight.shape
-        assert self._in % self.depth_multiple == 0, f"{self._in} features are no multiple of {self.depth_multiple}"
         self._out_dtype = out_dtype
         self._format = self.format_of(weight)
         self._packed = memory.take(self._kernels.packed_bytes(self._format, self._out, self._in), torch.uint8)
         self._scales = self._pack(weight)
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         """The layer's bias, and the same in float32."""
+
+    @classmethod
+    def admits(cls, weight: torch.Tensor) -> bool:
+        """Whether it can hold this weight; bfloat16 is multiplied in pairs."""
+        return weight.dtype == torch.float32 or weight.shape[1] % 2 == 0
 
     def format_of(self, weight: torch.Tensor) -> int:
         """What the kernel calls the form that the weight is packed into."""
@@ -120,7 +120,9 @@ class Int8WeightOnlyLinear(PackedLinear):
     A scale makes its largest number 127 (absmax quantisation, LLM.int8(), arXiv:2208.07339, section 2.1).
     """
 
-    depth_multiple = 1
+    @classmethod
+    def admits(cls, weight: torch.Tensor) -> bool:
+        return True
 
     def format_of(self, weight: torch.Tensor) -> int:
         return INT8_WEIGHT_ONLY
@@ -138,7 +140,9 @@ class Int8Linear(Int8WeightOnlyLinear):
     section 4).
     """
 
-    depth_multiple = 4
+    @classmethod
+    def admits(cls, weight: torch.Tensor) -> bool:
+        return weight.shape[1] % 4 == 0
 
     def format_of(self, weight: torch.Tensor) -> int:
         return INT8
@@ -147,12 +151,15 @@ class Int8Linear(Int8WeightOnlyLinear):
 class Int4Linear(PackedLinear):
     """A linear layer's product over a weight of 4 bits, with inputs in int8.
 
-    Each 32 weights of an output are scale · number + offset, from the smallest, 0, to the largest, 15. GGUF's Q4_1 has
-    them so too (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h, `block_q4_1`): a weight from
-    there stays what it was, but for the rounding of scale and offset to bfloat16.
+    Each 32 weights of an output are scale · number + offset, from the smallest, 0, to the largest, 15, with scale and
+    offset in float16. That is Q4_1 of GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), so a weight
+    that comes from there as float32 stays exactly what it was.
     """
 
-    depth_multiple = 32
+    @classmethod
+    def admits(cls, weight: torch.Tensor) -> bool:
+        """Float16 ends at 65,504, also for a range from the smallest to the largest."""
+        return weight.shape[1] % 32 == 0 and bool(weight.abs().max() <= 32_000)
 
     def format_of(self, weight: torch.Tensor) -> int:
         return INT4
@@ -160,7 +167,7 @@ class Int4Linear(PackedLinear):
     def _pack(self, weight: torch.Tensor) -> None:
         stretches = weight.float().unflatten(1, (-1, 32))
         low, high = stretches.aminmax(dim=2)
-        scale, offset = ((high - low) / 15).bfloat16(), low.bfloat16()
+        scale, offset = ((high - low) / 15).half(), low.half()
         numbers = (stretches - offset.float()[..., None]) / scale.float().clamp(min=1e-30)[..., None]
         numbers = numbers.round().clamp(0, 15).to(torch.uint8).contiguous()
         factors = torch.stack([offset, scale], dim=2)  # as one little-endian number: the scale above the offset

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from octavo.errors import ConfigError
 from octavo.nn import LMHead, Projection, RMSNorm, RotaryEmbedding, Rotate, SiluAndMul, VocabEmbedding
 from octavo_cpu.build import unavailable
 from octavo_cpu.capture import CapturedForward
@@ -37,8 +38,8 @@ LINEARS: Mapping[str, Sequence[type[PackedLinear]]] = {
     "int8_weight_only": (Int8WeightOnlyLinear,),
     "int4": (Int4Linear, Int8Linear, PackedLinear),
 }
-"""Products for each value of `plugins.cpu.quantization`; a layer has the first that its size admits. The head is never
-int4: errors of logits cost more than is saved."""
+"""Products for each value of `plugins.cpu.quantization`; a layer has the first that admits its weight. The head is
+never int4: errors of logits cost more than is saved."""
 
 
 def use_kernels(model: Any, options: Any) -> Any:
@@ -46,12 +47,13 @@ def use_kernels(model: Any, options: Any) -> Any:
 
     Weights are packed one after the other and the originals given back, so that no second copy of all exists.
     """
-    parameter = next(iter(model.parameters()), None)
-    if parameter is None or parameter.device.type != "cpu" or parameter.dtype not in DTYPES or not options.kernels:
-        return model
-    reason = unavailable()
+    reason = _why_not(model, options)
     if reason is not None:
-        _warn_once(reason)
+        if options.quantization != "none":
+            raise ConfigError(
+                f"plugins.cpu.quantization is {options.quantization!r}, but the CPU kernels cannot be used: {reason}; "
+                'mend that, or set it to "none"'
+            )
         return model
     kernels = load_kernels(options.isa)
     memory = WeightMemory(kernels)
@@ -60,6 +62,21 @@ def use_kernels(model: Any, options: Any) -> Any:
     if options.capture:
         model.forward = CapturedForward(model, kernels)
     return model
+
+
+def _why_not(model: Any, options: Any) -> str | None:
+    """Why the kernels serve nothing of this model; None if they do."""
+    parameter = next(iter(model.parameters()), None)
+    if not options.kernels:
+        return "plugins.cpu.kernels is false"
+    if parameter is None or parameter.device.type != "cpu":
+        return "the model is not on the CPU"
+    if parameter.dtype not in DTYPES:
+        return f"they have no {str(parameter.dtype).removeprefix('torch.')}; set model.dtype to float32 or bfloat16"
+    reason = unavailable(options.isa)
+    if reason is not None:
+        _warn_once(reason)
+    return reason
 
 
 @lru_cache
@@ -74,7 +91,7 @@ def _serve(module: torch.nn.Module, memory: WeightMemory, linears: Sequence[type
         is_head = isinstance(module, LMHead)
         out_dtype = torch.float32 if is_head else None  # what samplers want, without a conversion
         for linear in linears:
-            if module.weight.shape[1] % linear.depth_multiple == 0 and not (is_head and linear is Int4Linear):
+            if linear.admits(module.weight) and not (is_head and linear is Int4Linear):
                 module.take_over(linear(memory, module.weight, out_dtype))
                 break
     elif isinstance(module, RMSNorm) and module.kernel is None and module.weight.dtype in DTYPES:

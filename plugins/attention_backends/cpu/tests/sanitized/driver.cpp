@@ -108,11 +108,16 @@ void try_int4(int dtype) {
   Numbers x(dtype, normal(rows * depth));
   std::vector<uint8_t> numbers(columns * depth);
   for (uint8_t& number : numbers) number = uint8_t(pick(0, 15));
-  const std::vector<float> factors = normal(columns * depth / 32 * 2);  // offset and scale in turn
-  Numbers as_bfloat16(OCTAVO_BFLOAT16, factors);
+  std::vector<double> factors(columns * depth / 32 * 2);  // offset and scale in turn
+  std::vector<uint16_t> as_float16(factors.size());
+  for (size_t i = 0; i < factors.size(); i++) {
+    const long exponent = pick(10, 15), fraction = pick(0, 1023), sign = pick(0, 1);
+    as_float16[i] = uint16_t(sign << 15 | exponent << 10 | fraction);
+    factors[i] = (sign ? -1 : 1) * std::ldexp(1 + fraction / 1024.0, int(exponent) - 15);
+  }
   std::vector<uint8_t> packed(octavo_packed_bytes(OCTAVO_INT4, columns, depth));
   Numbers out(dtype, std::vector<float>(rows * columns));
-  octavo_pack_int4(numbers.data(), static_cast<const uint32_t*>(as_bfloat16.data()), columns, depth, packed.data());
+  octavo_pack_int4(numbers.data(), reinterpret_cast<const uint32_t*>(as_float16.data()), columns, depth, packed.data());
   const OctavoLinear call{out.data(),  x.data(), packed.data(), nullptr, nullptr, dtype, dtype,
                           OCTAVO_INT4, rows,     columns,       depth,   columns, depth};
   octavo_linear(&call);
@@ -121,7 +126,7 @@ void try_int4(int dtype) {
       double sum = 0, rounding = 0;
       for (long k = 0; k < depth; k++) {
         const long at = 2 * (c * (depth / 32) + k / 32);
-        const double weight = numbers[c * depth + k] * double(as_bfloat16[at + 1]) + as_bfloat16[at];
+        const double weight = numbers[c * depth + k] * factors[at + 1] + factors[at];
         sum += double(x[r * depth + k]) * weight;
         rounding += std::abs(weight) * 4.5 / 254;
       }

@@ -127,7 +127,7 @@ int64_t octavo_packed_bytes(int64_t weight_dtype, int64_t num_columns, int64_t d
 void octavo_pack(const void* weight, int64_t weight_dtype, int64_t num_columns, int64_t depth, void* packed);
 
 /// Weights of 4 bits, scale · number + offset: `numbers` [num_columns, depth] from 0 to 15, and `factors` [num_columns,
-/// depth / 32], for each stretch of 32 numbers its scale and its offset as bfloat16, the scale in the upper half. Depth
+/// depth / 32], for each stretch of 32 numbers its scale and its offset as float16, the scale in the upper half. Depth
 /// is a multiple of 32.
 void octavo_pack_int4(const uint8_t* numbers, const uint32_t* factors, int64_t num_columns, int64_t depth,
                       uint8_t* packed);

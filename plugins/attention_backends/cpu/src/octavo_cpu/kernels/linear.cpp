@@ -281,7 +281,7 @@ class Product {
           Floats scales, offsets;
           if constexpr (kInt4) {
             const Ints factors = load_as<Ints>(factors_at(panel + i, start + k) + v * sizeof(Ints));
-            scales = (Floats)(factors & int32_t(0xffff0000)), offsets = (Floats)(factors << 16);
+            scales = from_float16((factors >> 16) & 0xffff), offsets = from_float16(factors & 0xffff);
           }
           OCTAVO_FOR (r, kRows) {
             const float scale = x_.scales[stretch + r];

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -83,9 +84,12 @@ class Pool {
   }
 
   void wake(int num_helpers) {
-    while (num_started_ < num_helpers) {
-      std::thread([this, id = num_started_++] { serve(id); }).detach();
-    }
+    while (num_started_ < num_helpers && can_start_) try {
+        std::thread([this, id = num_started_] { serve(id); }).detach();
+        num_started_++;
+      } catch (const std::system_error&) {
+        can_start_ = false;  // the system has no more: those that there are do its share
+      }
     if (num_asleep_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> guard(sleep_);
       bell_.notify_all();
@@ -126,6 +130,7 @@ class Pool {
   std::condition_variable bell_;
   std::atomic<int> num_asleep_{0}, size_{1};
   int num_started_ = 0;
+  bool can_start_ = true;
 };
 
 /// Never destroyed: its threads end with the process. A forked child, which has none of them, begins anew.

@@ -102,6 +102,18 @@ inline Floats load(const int8_t* from) {
 #endif
 }
 
+/// IEEE 754 numbers of 16 bits, each in the lower half of a lane.
+inline Floats from_float16(Ints bits) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)bits));
+#else
+  const Ints magnitude = bits & 0x7fff;
+  const Floats finite = (Floats)(magnitude << 13) * 0x1p112f;  // the exponents' biases differ by 112
+  const Ints number = magnitude < 0x7c00 ? (Ints)finite : magnitude << 13 | 0x7f800000;
+  return (Floats)(number | (bits & 0x8000) << 16);
+#endif
+}
+
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof(v)); }
 
 inline void store(BFloat16* to, Floats v) {
