@@ -52,6 +52,7 @@ _ATTENTION_LAWS = {
     "chunks_are_as_the_whole",
     "layers_of_one_group_share_metadata",
     "two_caches_in_one_process_do_not_meet",
+    "sequences_that_share_their_first_blocks",
 }
 
 BROKEN_LAWS: dict[str, set[str]] = {
