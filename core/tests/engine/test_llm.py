@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.errors import InvalidRequestError, ModelLoadError
+from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError
 from octavo.request import FinishReason
 from octavo.testing.table_model import VOCAB_SIZE
 
@@ -278,3 +278,8 @@ def test_bad_prompts_are_refused_and_none_of_the_batch_runs(llm: LLM, assert_cle
         list(llm.stream(prompt, GREEDY))
     assert_clean(llm)
     assert llm.generate([IDS], GREEDY)[0].outputs == before
+
+
+def test_options_of_plugins_are_no_plugins() -> None:
+    with pytest.raises(ConfigError, match="plugin_options="):
+        LLM(plugins={"cpu": {"quantization": "int8"}})  # type: ignore[arg-type]

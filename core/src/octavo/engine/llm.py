@@ -18,7 +18,7 @@ from octavo.engine.build import build_engine
 from octavo.engine.engine import LLMEngine
 from octavo.engine.input_processor import Prompt
 from octavo.engine.output_processor import OutputKind
-from octavo.errors import InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError
 from octavo.plugins import load_extensions, resolve_settings
 from octavo.request import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -54,6 +54,8 @@ class LLM:
         plugin_options: Mapping[str, Mapping[str, Any]] | None = None,
         **keywords: Any,
     ) -> None:
+        if isinstance(plugins, Mapping):
+            raise ConfigError("plugins are modules to load; options of plugins go into plugin_options={'name': {...}}")
         if model is not None:
             keywords["model"] = model
         if plugin_options is not None:
