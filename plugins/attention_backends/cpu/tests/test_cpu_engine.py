@@ -62,9 +62,10 @@ def test_logprobs_do_not_depend_on_batch_chunks_or_prefix(tmp_path):
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_weight_only", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_quantised_layers(tmp_path, quantization, dtype):
+@pytest.mark.parametrize("size", [100, 97])
+def test_quantised_layers(tmp_path, quantization, dtype, size):
     """Each has the product that its size admits, and what holds for others holds for them."""
-    folder = write_tiny_model(tmp_path / "model", **SIZES | {"intermediate_size": 100})
+    folder = write_tiny_model(tmp_path / "model", **SIZES | {"intermediate_size": size})
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 
     def logprobs(prompts, **changes) -> list[list[float]]:
@@ -80,11 +81,11 @@ def test_quantised_layers(tmp_path, quantization, dtype):
     assert [logprobs([prompt])[0] for prompt in PROMPTS[:2]] == together[:2]
 
     linears = [call for _, call in calls if isinstance(call, LinearCall)]
-    assert {call.depth for call in linears} == {64, 100}
+    assert {call.depth for call in linears} == {64, size}
     for call in linears:
         is_head = call.num_columns == max(c.num_columns for c in linears)
         in_four_bits = quantization == "int4" and call.depth == 64 and not is_head
-        eight = INT8_WEIGHT_ONLY if quantization == "int8_weight_only" else INT8
+        eight = INT8_WEIGHT_ONLY if quantization == "int8_weight_only" or call.depth % 4 else INT8
         assert call.weight_dtype == (INT4 if in_four_bits else eight)
 
 

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 LINEARS: Mapping[str, Sequence[type[PackedLinear]]] = {
     "none": (PackedLinear,),
-    "int8": (Int8Linear, PackedLinear),
+    "int8": (Int8Linear, Int8WeightOnlyLinear),
     "int8_weight_only": (Int8WeightOnlyLinear,),
-    "int4": (Int4Linear, Int8Linear, PackedLinear),
+    "int4": (Int4Linear, Int8Linear, Int8WeightOnlyLinear),
 }
 """Products for each value of `plugins.cpu.quantization`; a layer has the first that admits its weight. The head is
 never int4: errors of logits cost more than is saved."""
