@@ -70,10 +70,12 @@ def _vllm(resources: Resources) -> Launch:
         preload.append(openmp)
     else:
         notes.append("without Intel's OpenMP")
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    cores = sorted(os.sched_getaffinity(0))[: resources.num_threads] if has_affinity else range(resources.num_threads)
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(resources.num_threads),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: resources.num_threads])),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, resources.cache_bytes // GIBIBYTE)),
         "VLLM_CACHE_ROOT": str(resources.venv / "cache"),
         "VLLM_NO_USAGE_STATS": "1",
