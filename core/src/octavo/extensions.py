@@ -22,11 +22,14 @@ from octavo.spec import (
     ModelEntry,
     ModelTransform,
     PlatformEntry,
+    ReasoningParserEntry,
+    ToolParserEntry,
     WeightFormatEntry,
     load_factory,
 )
 
 T = TypeVar("T")
+P = TypeVar("P", ToolParserEntry, ReasoningParserEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class Extensions:
     logits_processors: Registry[LogitsProcessorEntry]
     executors: Registry[ExecutorEntry]
     platforms: Registry[PlatformEntry]
+    tool_parsers: Registry[ToolParserEntry]
+    reasoning_parsers: Registry[ReasoningParserEntry]
     commands: Registry[Command]
     model_transforms: Registry[ModelTransform]
     backend_choosers: tuple[Offer[Callable[..., Any]], ...] = ()
@@ -137,6 +142,24 @@ class Extensions:
     def options_of(self, offer: Offer[Any]) -> Section | None:
         """Options of the plugin behind an offer; None if it declares none."""
         return self.options.get(offer.origin.plugin)
+
+    def suiting(self, parsers: Registry[P], chat_template: str) -> Offer[P] | None:
+        """What `auto` takes of `tool_parsers` or `reasoning_parsers` for a model: the highest priority that suits.
+
+        Raises `PluginError` if a parser cannot tell.
+        """
+        found: list[Offer[P]] = []
+        for offer in parsers.values():
+            try:
+                suits = offer.entry.suits(chat_template)
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {offer.origin} cannot tell whether {parsers.kind} {offer.entry.name!r} suits the model's "
+                    f"chat template: {error!r}; name a {parsers.kind} instead of auto"
+                ) from error
+            if suits:
+                found.append(offer)
+        return max(found, key=lambda offer: offer.entry.priority, default=None)
 
     def first(self, makers: tuple[Offer[Callable[..., Any]], ...], kind: str, name: str) -> Any:
         """The first maker's answer that is not None, or `PluginError`."""

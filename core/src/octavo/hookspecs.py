@@ -32,6 +32,8 @@ from octavo.spec import (
     ModelTransform,
     Observer,
     PlatformEntry,
+    ReasoningParserEntry,
+    ToolParserEntry,
     Verifier,
     WaitingQueue,
     WeightFormatEntry,
@@ -93,6 +95,18 @@ def octavo_register_executors() -> Iterable[ExecutorEntry]:
 @hookspec
 def octavo_register_platforms() -> Iterable[PlatformEntry]:
     """Kinds of device."""
+    raise NotImplementedError
+
+
+@hookspec
+def octavo_register_tool_parsers() -> Iterable[ToolParserEntry]:
+    """Ways to write calls of tools in text. A server uses the one that is named, or that suits the model."""
+    raise NotImplementedError
+
+
+@hookspec
+def octavo_register_reasoning_parsers() -> Iterable[ReasoningParserEntry]:
+    """Ways to set reasoning apart from the answer. A server uses the one that is named, or that suits the model."""
     raise NotImplementedError
 
 

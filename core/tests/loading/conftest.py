@@ -25,6 +25,8 @@ KINDS = (
     "logits_processors",
     "executors",
     "platforms",
+    "tool_parsers",
+    "reasoning_parsers",
     "commands",
     "model_transforms",
 )

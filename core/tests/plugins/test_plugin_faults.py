@@ -72,6 +72,11 @@ FAULTS = {
         REGISTER + "    return [DrafterEntry(name='x', factory='just.a.module')]\n",
         "factory of 'x' must be callable or 'module:name'",
     ),
+    "bad second callable": (
+        "@hookimpl\ndef octavo_register_tool_parsers():\n"
+        "    return [ToolParserEntry(name='x', factory='m:x', suits=any, spell_out='just.a.module')]\n",
+        "spell_out of 'x' must be callable or 'module:name'",
+    ),
     "options are no section": (
         "@hookimpl\ndef octavo_options():\n    return dict\n",
         "not a subclass of octavo.config.Section",

@@ -31,6 +31,8 @@ from octavo.spec import (
     ModelEntry,
     ModelTransform,
     PlatformEntry,
+    ReasoningParserEntry,
+    ToolParserEntry,
     WeightFormatEntry,
 )
 
@@ -62,6 +64,8 @@ COLLECTING: Mapping[str, Kind] = {
     "octavo_register_logits_processors": Kind("logits_processors", "logits processor", LogitsProcessorEntry),
     "octavo_register_executors": Kind("executors", "executor", ExecutorEntry),
     "octavo_register_platforms": Kind("platforms", "platform", PlatformEntry),
+    "octavo_register_tool_parsers": Kind("tool_parsers", "tool parser", ToolParserEntry),
+    "octavo_register_reasoning_parsers": Kind("reasoning_parsers", "reasoning parser", ReasoningParserEntry),
     "octavo_register_commands": Kind("commands", "command", Command),
     "octavo_transform_models": Kind("model_transforms", "model transform", ModelTransform),
 }
@@ -73,7 +77,7 @@ MAKERS: Mapping[str, str] = {
 }
 """Hooks that the engine calls itself, later, to the field of `Extensions` that holds their implementations."""
 
-CALLABLES = ("factory", "configure", "run", "apply", "can_read", "unavailable")
+CALLABLES = ("factory", "configure", "run", "apply", "can_read", "unavailable", "suits", "spell_out")
 """Fields of entries that hold a callable or the import string of one."""
 _RENAME = "rename it, if the plugin is yours; otherwise update it, uninstall it, or disable it: disable_plugins"
 
@@ -188,7 +192,9 @@ def _entries(hook: str, kind: Kind, implementation: pluggy.HookImpl) -> tuple[An
         names.add(entry.name)
         for field in fields(entry):
             factory = getattr(entry, field.name)
-            if field.name in CALLABLES and not callable(factory) and not _is_import_string(factory):
+            if field.name not in CALLABLES or (factory is None and field.default is None):
+                continue
+            if not callable(factory) and not _is_import_string(factory):
                 raise PluginFault(f"{hook}: {field.name} of {entry.name!r} must be callable or 'module:name'")
     return answer
 

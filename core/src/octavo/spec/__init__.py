@@ -10,6 +10,7 @@ from octavo.spec.attention import (
     AttentionLayerParams,
     AttentionMetadataInputs,
 )
+from octavo.spec.dialogue import MessageDelta, MessageParser, ToolCallDelta
 from octavo.spec.draft import Draft, Drafter, DraftRow, DrawDrafts, TargetView
 from octavo.spec.entries import (
     AttentionBackendEntry,
@@ -22,6 +23,8 @@ from octavo.spec.entries import (
     ModelEntry,
     ModelTransform,
     PlatformEntry,
+    ReasoningParserEntry,
+    ToolParserEntry,
     WeightFormatEntry,
     load_factory,
 )
@@ -74,6 +77,8 @@ __all__ = [
     "LogitsProcessorEntry",
     "MaskRows",
     "MemoryInfo",
+    "MessageDelta",
+    "MessageParser",
     "Model",
     "ModelContext",
     "ModelEntry",
@@ -84,11 +89,14 @@ __all__ = [
     "PlatformEntry",
     "ProcessorContext",
     "QueuedSequence",
+    "ReasoningParserEntry",
     "RefinesDrafts",
     "SequenceView",
     "TargetView",
     "Tokenizer",
     "TokenizerData",
+    "ToolCallDelta",
+    "ToolParserEntry",
     "Verifier",
     "VerifyRows",
     "WaitingQueue",

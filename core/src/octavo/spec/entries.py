@@ -122,6 +122,44 @@ class PlatformEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolParserEntry:
+    """A way to write calls of tools in text: `factory(tools) -> MessageParser`.
+
+    `tools` are those that the request offers, as chat templates get them:
+    `{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`.
+    """
+
+    name: str
+    factory: Factory
+    suits: Callable[[str], bool]
+    """Whether a model with this chat template (Jinja source) writes calls so; cheap, never raises."""
+    priority: int = 0
+    """`auto` takes the highest that suits."""
+    spell_out: Factory | None = None
+    """`spell_out(messages, tools) -> messages`: a conversation about tools told in plain messages (tools in the
+    system message, calls and results in the model's own format), for a chat template that has no word for `tools`.
+    None: the format is that of models whose templates have."""
+    keep_special_tokens: bool = False
+    """Whether marks of the format are special tokens, so that the text must be made with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningParserEntry:
+    """A way to set reasoning apart from the answer: `factory(prompt) -> MessageParser`, without calls of tools.
+
+    `prompt` is the text that the model continues, or the end of it: where a chat template opens the reasoning itself,
+    the output starts inside.
+    """
+
+    name: str
+    factory: Factory
+    suits: Callable[[str], bool]
+    """Whether a model with this chat template (Jinja source) reasons so; cheap, never raises."""
+    priority: int = 0
+    """`auto` takes the highest that suits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTransform:
     """A step between loading and use (quantise, prepack, compile): `apply(model, options) -> Model`."""
 
