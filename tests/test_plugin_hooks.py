@@ -32,6 +32,7 @@ from octavo.spec import (
     Model,
     ModelContext,
     ModelEntry,
+    Observer,
     ModelTransform,
     PlatformEntry,
     SequenceView,
@@ -129,7 +130,7 @@ class FavouredCPU(CPUPlatform):
         return "float32", "the test says so"
 
 
-class Watcher:
+class Watcher(Observer):
     def __init__(self) -> None:
         self.requests, self.finished, self.num_tokens = 0, 0, 0
 

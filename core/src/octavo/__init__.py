@@ -1,6 +1,7 @@
 """Octavo: an LLM inference engine whose features are plugins.
 
-`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need. Importing them imports no torch.
+`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. Importing
+them imports no torch.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from octavo.sampling_params import SamplingParams
 from octavo.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from octavo.engine import LLM, LLMEngine
+    from octavo.engine import LLM, AsyncLLM, LLMEngine
 
-__all__ = ["LLM", "LLMEngine", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["LLM", "AsyncLLM", "LLMEngine", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "LLMEngine"):
+    if name in ("LLM", "AsyncLLM", "LLMEngine"):
         import octavo.engine
 
         return getattr(octavo.engine, name)

@@ -49,3 +49,7 @@ class ModelLoadError(OctavoError):
 
 class CapacityError(OctavoError):
     """The machine or the configured memory cannot hold what the configuration asks for."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine's process has ended; no request can be served until the program is started again."""

@@ -107,6 +107,8 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; None for EOS and for length."""
     error: str | None = None
+    error_field: str | None = None
+    """The request's field at fault, if it could not be served as it was asked (a grammar that cannot be compiled)."""
 
     @property
     def finished(self) -> bool:

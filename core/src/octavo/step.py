@@ -7,6 +7,7 @@ Owns: `SchedulerOutput`, `StepResult` and their parts. Must never know: torch, q
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from octavo.request import FinishReason, Request, TokenLogprobs
 
@@ -94,6 +95,8 @@ class Attachment:
 
     sequence_id: int
     error: str | None = None
+    error_field: str | None = None
+    """The request's field at fault, if the request is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class SequenceUpdate:
     """When it first ran, in seconds on the clock of `time.monotonic`."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    error_field: str | None = None
+    """The request's field at fault, if the request is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +159,58 @@ class StepStats:
     accepted_by_position: tuple[int, ...] = ()
     scheduled: tuple[ScheduledSequence, ...] = ()
     """What each sequence computed in this step, and after how many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step of the engine core has to tell its client."""
+
+    updates: tuple[SequenceUpdate, ...] = ()
+    stats: StepStats | None = None
+    """None if nothing was computed and no sequence has gone since the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """When the tokens of one step came, for observers. Seconds."""
+
+    time_to_first_token: tuple[float, ...] = ()
+    """From arrival, for each request that got its first one."""
+    inter_token_latency: tuple[float, ...] = ()
+    """Since the sequence's token before, for each token but a sequence's first. Tokens that come together share
+    the time alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSnapshot:
+    """One live sequence, for people who look on."""
+
+    sequence_id: int
+    request_id: str
+    state: Literal["running", "waiting", "preparing"]
+    """`preparing`: it waits for its logits processors (a grammar that compiles)."""
+    num_prompt_tokens: int
+    num_tokens: int
+    """Prompt and output, as far as committed."""
+    num_computed_tokens: int
+    num_blocks: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """The blocks of one KV cache group, but for the null block."""
+
+    block_size: int
+    """Tokens in a block."""
+    states: bytes
+    """One for each block: 0 free, 1 free with cached content, 2 used by one sequence, 3 used by several."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine between two steps."""
+
+    sequences: tuple[SequenceSnapshot, ...]
+    """Running ones first, in the order of admission."""
+    groups: tuple[BlockMap, ...]

@@ -28,8 +28,8 @@ class StructuredOutputsParams:
     `InvalidRequestError` (field `structured_outputs`) if it is not exactly one constraint, or is malformed.
     """
 
-    json: str | Mapping[str, Any] | bool | type | None = None
-    """A JSON schema: as text, as a mapping, or as a pydantic model class."""
+    json: Any = None
+    """A JSON schema: as text, as a mapping, as a bool, or as a pydantic model class."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None

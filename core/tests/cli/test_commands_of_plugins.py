@@ -8,7 +8,7 @@ import pytest
 
 from octavo.cli import main
 from octavo.hookspecs import hookimpl
-from octavo.spec import Command
+from octavo.spec import Command, Observer
 from octavo.step import StepStats
 from octavo.testing.table_model import table_llm
 
@@ -112,14 +112,10 @@ def test_the_first_word_alone_says_what_can_follow(family, capsys) -> None:
 def test_observers_are_told_what_each_sequence_computed() -> None:
     steps: list[StepStats] = []
 
-    class Watch:
+    class Watch(Observer):
         @hookimpl
         def octavo_make_observers(self, config):
             return [self]
-
-        def on_request(self, request) -> None: ...
-
-        def on_finished(self, output) -> None: ...
 
         def on_step(self, stats: StepStats) -> None:
             steps.append(stats)

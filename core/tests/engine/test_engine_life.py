@@ -16,7 +16,7 @@ from octavo.engine.output_processor import OutputKind
 from octavo.errors import CapacityError, ConfigError, InvalidRequestError, PluginError
 from octavo.hookspecs import hookimpl
 from octavo.request import FinishReason, RequestOutput
-from octavo.spec import DrafterEntry, ExecutorEntry
+from octavo.spec import DrafterEntry, ExecutorEntry, Observer
 from octavo.testing.scripted import ScriptedDrafter, ScriptedProcessor
 from octavo.testing.table_model import VOCAB_SIZE, table_llm
 
@@ -356,7 +356,7 @@ def test_background_work_does_not_hold_others_up_and_its_failure_ends_its_reques
     assert tokens(last["waits"]) == greedy(IDS, 8)
 
 
-class Watcher:
+class Watcher(Observer):
     """A plugin with one observer, which may fail in one of its calls."""
 
     def __init__(self, fail_in: str = "") -> None:

@@ -16,7 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.hookspecs import hookimpl
 from octavo.sampling.sampler import truncate
 from octavo.scheduler import AdaptiveDrafts, StepCosts
-from octavo.spec import Draft, DraftRow, LogitsProcessorEntry, TargetView
+from octavo.spec import Draft, DraftRow, LogitsProcessorEntry, Observer, TargetView
 from octavo.step import StepStats
 from octavo.testing.scripted import ScriptedDrafter, ScriptedProcessor
 from octavo.testing.table_model import EOS_TOKEN_ID, VOCAB_SIZE, table_next_logits
@@ -35,7 +35,7 @@ def fix_costs(llm: LLM, seconds: dict[int, float]) -> None:
 STAIRS = {1: 0.10, 2: 0.15, 16: 0.16, 32: 0.25, 64: 0.4}
 
 
-class Watcher:
+class Watcher(Observer):
     """A plugin and the observer that it offers: keeps all stats."""
 
     def __init__(self) -> None:
@@ -45,12 +45,8 @@ class Watcher:
     def octavo_make_observers(self, config: Any) -> list[Watcher]:
         return [self]
 
-    def on_request(self, request: Any) -> None: ...
-
     def on_step(self, stats: StepStats) -> None:
         self.steps.append(stats)
-
-    def on_finished(self, output: Any) -> None: ...
 
 
 def follow(answer: Sequence[int], right: Callable[[int], bool]) -> ScriptedDrafter:

@@ -9,12 +9,11 @@ from collections import Counter
 
 from octavo.config import EngineConfig
 from octavo.hookspecs import hookimpl
-from octavo.request import Request, RequestOutput
 from octavo.spec import Observer
 from octavo.step import StepStats
 
 
-class DraftReport:
+class DraftReport(Observer):
     """A plugin and the observer that it offers. Adds up what all steps verified and accepted."""
 
     def __init__(self) -> None:
@@ -25,10 +24,6 @@ class DraftReport:
     @hookimpl
     def octavo_make_observers(self, config: EngineConfig) -> list[Observer]:
         return [self]
-
-    def on_request(self, request: Request) -> None: ...
-
-    def on_finished(self, output: RequestOutput) -> None: ...
 
     def on_step(self, stats: StepStats) -> None:
         self._num_tokens += stats.num_generated_tokens

@@ -6,10 +6,12 @@ Owns: the order in which parts are made, and how large the KV cache is. Must nev
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import EngineConfig
+from octavo.engine.client import EngineClient, EngineFacts
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import LLMEngine
 from octavo.engine.input_processor import InputProcessor
@@ -43,32 +45,67 @@ from octavo.spec import (
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig, extensions: Extensions) -> LLMEngine:
-    """Load the model and make everything around it.
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model's files, as far as both the core and the front end look into them."""
+
+    source: ModelSource
+    tokenizer: Tokenizer | None
+    max_model_len: int
+    """By the model and the configuration; the KV cache may hold less."""
+
+
+def open_model(config: EngineConfig, extensions: Extensions) -> OpenedModel:
+    """Raises `ModelLoadError` or `ConfigError`. Reads no weights."""
+    source = open_source(locate(config.model.path, config.model.revision), extensions.weight_formats)
+    return OpenedModel(source, _open_tokenizer(config, source, extensions), _model_length(config, source.config))
+
+
+def build_core(config: EngineConfig, extensions: Extensions, model: OpenedModel) -> EngineCore:
+    """Load the model and make everything that needs no text.
 
     Raises `ModelLoadError`, `ConfigError`, `PluginError` or `CapacityError`, each saying what to change.
     """
-    source = open_source(locate(config.model.path, config.model.revision), extensions.weight_formats)
-    tokenizer = _open_tokenizer(config, source, extensions)
-    longest = _model_length(config, source.config)
     executor: Executor = extensions.executors.find(config.parallel.executor).make(
-        ExecutorContext(config=config, extensions=extensions, source=source, tokenizer=tokenizer, max_model_len=longest)
+        ExecutorContext(
+            config=config,
+            extensions=extensions,
+            source=model.source,
+            tokenizer=model.tokenizer,
+            max_model_len=model.max_model_len,
+        )
     )
     try:
-        return _assemble(config, extensions, source, tokenizer, executor, longest)
+        return _assemble(config, extensions, model, executor)
     except BaseException:
         executor.shutdown()
         raise
 
 
-def _assemble(
+def build_engine(
     config: EngineConfig,
     extensions: Extensions,
-    source: ModelSource,
-    tokenizer: Tokenizer | None,
-    executor: Executor,
-    longest: int,
+    *,
+    observers: Sequence[Observer] = (),
+    core: EngineClient | None = None,
 ) -> LLMEngine:
+    """An engine with its front end, around a core that runs elsewhere or, without one, around one built here.
+
+    `observers` are told besides those of plugins. Raises what `build_core` does; `core` is then shut down.
+    """
+    try:
+        model = open_model(config, extensions)
+        core = core or build_core(config, extensions, model)
+        inputs = _input_processor(config, extensions, model, core.facts)
+        return LLMEngine(core, inputs, [*observers, *_make_observers(config, extensions)])
+    except BaseException:
+        if core is not None:
+            core.shutdown()
+        raise
+
+
+def _assemble(config: EngineConfig, extensions: Extensions, model: OpenedModel, executor: Executor) -> EngineCore:
+    longest = model.max_model_len
     groups = _size_cache(config, executor, extensions, longest)
     max_model_len, reason = _fit_length(config, groups, longest)
     executor.initialize_kv_cache(
@@ -82,24 +119,29 @@ def _assemble(
     queue = extensions.first(extensions.queue_makers, "queue", config.scheduler.policy)
     sizing = _draft_sizing(config, extensions, executor, max_model_len)
     scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens, sizing)
+    description = {"model": model.source.path, **executor.describe(), "KV cache": _describe_cache(groups)}
+    description["length"] = f"at most {max_model_len} tokens a sequence ({reason})"
+    for name, text in description.items():
+        logger.info("%s: %s", name, text)
+    return EngineCore(scheduler, kv, executor, EngineFacts(max_model_len, reason, description))
+
+
+def _input_processor(
+    config: EngineConfig, extensions: Extensions, model: OpenedModel, facts: EngineFacts
+) -> InputProcessor:
+    source = model.source
     generation_config = source.generation_config if config.model.use_generation_config else {}
-    inputs = InputProcessor(
-        tokenizer,
+    return InputProcessor(
+        model.tokenizer,
         vocab_size=_vocab_size(source),
-        max_model_len=max_model_len,
-        model_len_reason=reason,
-        eos_token_ids=eos_token_ids(source.config, generation_config, tokenizer),
+        max_model_len=facts.max_model_len,
+        model_len_reason=facts.model_len_reason,
+        eos_token_ids=eos_token_ids(source.config, generation_config, model.tokenizer),
         generation_config=generation_config,
         processors=extensions.logits_processors,
         grammar_backend=config.structured_outputs.grammar_backend,
         seed=config.sampling.seed,
     )
-    observers = _make_observers(config, extensions)
-    description = {"model": source.path, **executor.describe(), "KV cache": _describe_cache(groups)}
-    description["length"] = f"at most {max_model_len} tokens a sequence ({reason})"
-    for name, text in description.items():
-        logger.info("%s: %s", name, text)
-    return LLMEngine(EngineCore(scheduler, kv, executor), inputs, observers, description)
 
 
 def _draft_sizing(config: EngineConfig, extensions: Extensions, executor: Executor, max_model_len: int) -> AllDrafts:

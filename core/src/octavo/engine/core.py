@@ -5,56 +5,80 @@ Owns: admission, the order of a step, what happens when a step fails. Must never
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 
+from octavo.engine.client import EngineFacts
 from octavo.kv import KVCacheManager
-from octavo.request import FinishReason
+from octavo.request import FinishReason, Request
 from octavo.scheduler import Scheduler
 from octavo.spec import Executor
-from octavo.step import AttachRequest, SchedulerOutput, SequenceUpdate, StepResult, StepStats
+from octavo.step import (
+    AttachRequest,
+    EngineSnapshot,
+    SchedulerOutput,
+    SequenceUpdate,
+    StepReport,
+    StepResult,
+    StepStats,
+)
 
 logger = logging.getLogger(__name__)
 
-_IDLE_WAIT = 0.05
+IDLE_WAIT = 0.05
 """Seconds to wait for background work (grammars that compile) when nothing else can run."""
 
 
 class EngineCore:
-    """Steps sequences. Speaks records only, so it may run in another process than its client."""
+    """Steps sequences. Speaks records only, so it may run in another process than its client.
 
-    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor) -> None:
+    It is itself an `EngineClient`, the one for an engine that its caller steps.
+    """
+
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor, facts: EngineFacts) -> None:
+        self.facts = facts
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
         self._undelivered: list[SequenceUpdate] = []
         """Of a step that was interrupted: the next one returns them."""
+        self._has_lost_some = False
+        """Whether sequences have ended from outside since the last statistics."""
         self.last_stats: StepStats | None = None
-        """Of the last step that computed something."""
+        """Of the last step that computed something, or after which fewer sequences were left."""
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is alive, those that wait for background work included, or has ended untold."""
         return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._undelivered)
 
-    def add(self, requests: Sequence[AttachRequest]) -> None:
-        """Queue sequences; they run once the executor says that their processors are ready."""
-        for r in requests:
+    @property
+    def has_news(self) -> bool:
+        """Whether a step has something to do or to tell."""
+        return self.has_work or self._has_lost_some
+
+    def add(self, request: Request, sequence_ids: Sequence[int]) -> None:
+        """Queue a request's completions as sequences; they run once their processors are ready."""
+        attached = [AttachRequest(sequence_id, request, index) for index, sequence_id in enumerate(sequence_ids)]
+        for r in attached:
             self._scheduler.add(r.sequence_id, r.request, r.child_index)
-        self._executor.attach(requests)
+        self._executor.attach(attached)
 
     def finish(self, sequence_ids: Sequence[int], reason: FinishReason) -> None:
         """End sequences now (abort, stop string); unknown ids are ignored, no update follows."""
         for sequence_id in sequence_ids:
-            self._scheduler.finish(sequence_id, reason)
+            if self._scheduler.finish(sequence_id, reason) is not None:
+                self._has_lost_some = True
         self._undelivered = [u for u in self._undelivered if u.sequence_id not in sequence_ids]
         self._let_go()
 
-    def step(self) -> list[SequenceUpdate]:
+    def step(self, idle_wait: float = IDLE_WAIT) -> StepReport:
         """Schedule, launch, collect, commit. A step that fails ends the sequences in it and no others.
 
-        So does one that Ctrl-C interrupts; the exception goes on to the caller.
+        So does one that Ctrl-C interrupts; the exception goes on to the caller. Where sequences only wait for
+        background work, it waits for that up to `idle_wait` seconds.
         """
         started = time.monotonic()
         updates, self._undelivered = [*self._undelivered, *self._admit(0.0)], []
@@ -72,12 +96,18 @@ class EngineCore:
             logger.exception("step %d failed", plan.step_id)
         else:
             updates += self._scheduler.commit(plan, result, time.monotonic() - started)
-        if plan.scheduled:
-            self.last_stats = self._stats(plan, result, time.monotonic() - started)
+        stats = None
+        if plan.scheduled or self._has_lost_some:
+            stats = self.last_stats = self._stats(plan, result, time.monotonic() - started)
+            self._has_lost_some = False
         elif not updates:
-            updates += self._admit(_IDLE_WAIT)
+            updates += self._admit(idle_wait)
         self._let_go()
-        return updates
+        return StepReport(tuple(updates), stats)
+
+    def inspect(self) -> EngineSnapshot:
+        """The live sequences, and what every block is used for."""
+        return EngineSnapshot(self._scheduler.snapshot(), self._kv.snapshot())
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running sequences keep what they use."""
@@ -98,9 +128,9 @@ class EngineCore:
         for attachment in self._executor.poll(timeout):
             if attachment.error is None:
                 self._scheduler.mark_ready(attachment.sequence_id)
-            else:
-                failed.append(self._scheduler.finish(attachment.sequence_id, FinishReason.ERROR, attachment.error))
-        return [update for update in failed if update is not None]
+            elif update := self._scheduler.finish(attachment.sequence_id, FinishReason.ERROR, attachment.error):
+                failed.append(dataclasses.replace(update, error_field=attachment.error_field))
+        return failed
 
     def _let_go(self) -> None:
         """When nothing is left to run, tell the executor at once what has ended instead of with the next plan."""

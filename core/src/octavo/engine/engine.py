@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.engine.core import EngineCore
+from octavo.engine.client import EngineClient
 from octavo.engine.input_processor import InputProcessor, Prompt
-from octavo.engine.output_processor import OutputKind, OutputProcessor
+from octavo.engine.output_processor import OutputKind, OutputProcessor, RequestState
 from octavo.errors import InvalidRequestError
-from octavo.request import FinishReason, RequestOutput
+from octavo.request import FinishReason, Request, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.spec import Observer, Tokenizer
-from octavo.step import AttachRequest
+from octavo.step import StepReport
 
 logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Requests may be added and aborted between any two steps. Not thread-safe.
+    """Requests may be added and aborted between any two steps. Not thread-safe, but for `make_request`.
 
     engine.add_request("a", "Hello", SamplingParams(max_tokens=8))
     while engine.has_unfinished_requests():
@@ -33,19 +33,19 @@ class LLMEngine:
 
     def __init__(
         self,
-        core: EngineCore,
+        core: EngineClient,
         inputs: InputProcessor,
         observers: Sequence[Observer] = (),
-        description: Mapping[str, str] | None = None,
     ) -> None:
         self.core = core
         self.inputs = inputs
-        self.description = dict(description or {})
+        self.description = dict(core.facts.description)
         """What was chosen at start and why."""
         self._outputs = OutputProcessor(inputs.tokenizer)
         self._observers = list(observers)
         self._sequence_ids = itertools.count(1)
-        self._early: list[RequestOutput] = []
+        self._early: list[RequestState] = []
+        """Aborted requests whose last output the next step returns."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -54,6 +54,16 @@ class LLMEngine:
     @property
     def max_model_len(self) -> int:
         return self.inputs.max_model_len
+
+    @property
+    def num_unfinished(self) -> int:
+        """Live requests."""
+        return len(self._outputs)
+
+    @property
+    def num_waiting(self) -> int:
+        """Live requests of which no step has computed anything yet, as far as has been told."""
+        return sum(state.first_scheduled_time is None for state in self._outputs)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._outputs) or bool(self._early)
@@ -69,47 +79,59 @@ class LLMEngine:
 
         Raises `InvalidRequestError` naming the field; the engine is then as before.
         """
+        self.submit(self.make_request(request_id, prompt, params), kind)
+
+    def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """A validated request, to be submitted. Thread-safe. Raises `InvalidRequestError` naming the field."""
         if not isinstance(request_id, str) or not (params is None or isinstance(params, SamplingParams)):
-            raise InvalidRequestError("request_id", "add_request takes a text as id, a prompt and SamplingParams")
+            raise InvalidRequestError("request_id", "a request takes a text as id, a prompt and SamplingParams")
+        return self.inputs.make_request(request_id, prompt, params or self.inputs.default_sampling_params())
+
+    def submit(self, request: Request, kind: OutputKind) -> RequestState:
+        """Queue a request that `make_request` made. Raises `InvalidRequestError` if its id is in use."""
+        request_id = request.request_id
         if request_id in self._outputs:
             raise InvalidRequestError("request_id", f"{request_id!r} is still running; abort it or choose another")
-        request = self.inputs.make_request(request_id, prompt, params or self.inputs.default_sampling_params())
-        sequences = [
-            AttachRequest(next(self._sequence_ids), request, index) for index in range(request.sampling_params.n)
-        ]
-        ids = [s.sequence_id for s in sequences]
+        ids = [next(self._sequence_ids) for _ in range(request.sampling_params.n)]
         try:
-            self._outputs.add(request, ids, kind)
-            self.core.add(sequences)
+            state = self._outputs.add(request, ids, kind)
+            self.core.add(request, ids)
         except BaseException:
             self._outputs.abort(request_id)
             self.core.finish(ids, FinishReason.ABORT)
             raise
-        self._early = [o for o in self._early if o.request_id != request_id]  # an id used anew means the new request
+        self._early = [s for s in self._early if s.request.request_id != request_id]  # an id used anew is the new one's
         self._tell(lambda observer: observer.on_request(request))
+        return state
 
     def abort_request(self, request_id: str, *, want_output: bool = True) -> bool:
         """End a request; its last output comes with the next step, if wanted. False if it is not running."""
-        outputs, sequence_ids = self._outputs.abort(request_id)
+        state, sequence_ids = self._outputs.abort(request_id)
+        if state is None:
+            return False
         self.core.finish(sequence_ids, FinishReason.ABORT)
-        self._tell_finished(outputs)
+        self._tell_finished([state])
         if want_output:
-            self._early += outputs
-        return bool(sequence_ids)
+            self._early.append(state)
+        return True
 
     def step(self) -> list[RequestOutput]:
         """Run one step; the outputs of the requests that it changed."""
-        new: list[RequestOutput] = []
-        if self.core.has_work:
-            before = self.core.last_stats
-            new, stopped = self._outputs.take(self.core.step())
-            self.core.finish(stopped, FinishReason.STOP)
-            stats = self.core.last_stats
-            if stats is not before:
-                self._tell(lambda observer: observer.on_step(stats))
-            self._tell_finished(new)
+        changed = self.advance(self.core.step()) if self.core.has_news else []
         early, self._early = self._early, []
-        return early + new
+        return [state.output() for state in (*early, *changed) if state.is_due]
+
+    def advance(self, report: StepReport) -> list[RequestState]:
+        """Take in what a step of the core changed; the requests that it concerns."""
+        progress = self._outputs.take(report.updates)
+        if progress.stopped:
+            self.core.finish(progress.stopped, FinishReason.STOP)
+        if report.stats is not None:
+            self._tell(lambda observer: observer.on_step(report.stats))
+        if report.updates:
+            self._tell(lambda observer: observer.on_tokens(progress.times))
+        self._tell_finished(progress.changed)
+        return progress.changed
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests keep what they use."""
@@ -121,11 +143,13 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         self.core.shutdown()
+        self._tell(lambda observer: observer.shutdown())
 
-    def _tell_finished(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            if output.finished:
-                self._tell(lambda observer, output=output: observer.on_finished(output))
+    def _tell_finished(self, states: Sequence[RequestState]) -> None:
+        for state in states:
+            if state.finished and self._observers:
+                whole = state.output(OutputKind.FINAL)
+                self._tell(lambda observer, whole=whole: observer.on_finished(whole))
 
     def _tell(self, call: Callable[[Any], None]) -> None:
         """Call every observer; one that fails is dropped, and no request suffers."""

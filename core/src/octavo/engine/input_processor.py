@@ -6,6 +6,7 @@ Owns: tokenising, checks against the model's limits, default sampling options. M
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
 class InputProcessor:
-    """Makes requests for one model."""
+    """Makes requests for one model. Thread-safe."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class InputProcessor:
             )
         self._default_grammar_backend = grammar_backend
         self._seed = seed
-        self._num_seedless = 0
+        self._num_seedless = itertools.count(1)
 
     def _check_defaults(self) -> None:
         try:
@@ -77,6 +78,7 @@ class InputProcessor:
 
     def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         """Raises `InvalidRequestError` for whatever the model cannot take."""
+        arrival_time = time.monotonic()
         text, token_ids, cache_salt = self._split(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt", "is empty; give at least one token")
@@ -95,7 +97,7 @@ class InputProcessor:
             seed=params.seed if params.seed is not None else self._draw_seed(),
             eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            arrival_time=time.monotonic(),
+            arrival_time=arrival_time,
             prompt=text,
             cache_salt=cache_salt,
             processors=self._processors_for(params),
@@ -191,6 +193,5 @@ class InputProcessor:
     def _draw_seed(self) -> int:
         if self._seed is None:
             return secrets.randbits(63)
-        self._num_seedless += 1
-        digest = hashlib.sha256(f"{self._seed}:{self._num_seedless}".encode()).digest()
+        digest = hashlib.sha256(f"{self._seed}:{next(self._num_seedless)}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1

@@ -18,6 +18,7 @@ from octavo.engine.build import build_engine
 from octavo.engine.engine import LLMEngine
 from octavo.engine.input_processor import Prompt
 from octavo.engine.output_processor import OutputKind
+from octavo.engine.remote import start_process
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.plugins import load_extensions, resolve_settings
 from octavo.request import RequestOutput
@@ -40,7 +41,8 @@ class LLM:
     `model` is a folder, a GGUF file or a hub id; without one the packaged SmolLM2-135M-Instruct is used. Any key of
     the configuration can be given by its name (`dtype="float32"`) or by section (`cache={"memory": "2GiB"}`), and
     options of plugins by the plugin's name (`plugin_options={"ngram": {"max_n": 4}}`).
-    `plugins` are plugin modules to load besides the installed ones.
+    `plugins` are plugin modules to load besides the installed ones. With `in_process=False` the model runs in a child
+    process, which ends with this one.
 
     Raises `ConfigError`, `PluginError`, `ModelLoadError` or `CapacityError` if no engine can be built.
     """
@@ -52,6 +54,7 @@ class LLM:
         config_file: str | None = None,
         plugins: Sequence[Any] = (),
         plugin_options: Mapping[str, Mapping[str, Any]] | None = None,
+        in_process: bool = True,
         **keywords: Any,
     ) -> None:
         if isinstance(plugins, Mapping):
@@ -60,17 +63,19 @@ class LLM:
             keywords["model"] = model
         if plugin_options is not None:
             keywords["plugins"] = plugin_options
-        self._start(resolve_settings(file=config_file, keywords=keywords).config, plugins)
+        self._start(resolve_settings(file=config_file, keywords=keywords).config, plugins, in_process)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, plugins: Sequence[Any] = ()) -> LLM:
+    def from_config(cls, config: EngineConfig, plugins: Sequence[Any] = (), in_process: bool = True) -> LLM:
         """From a configuration that is already resolved: no file and no environment is read."""
         llm = cls.__new__(cls)
-        llm._start(config, plugins)
+        llm._start(config, plugins, in_process)
         return llm
 
-    def _start(self, config: EngineConfig, plugins: Sequence[Any]) -> None:
-        self.engine: LLMEngine = build_engine(config, load_extensions(config, plugins=plugins))
+    def _start(self, config: EngineConfig, plugins: Sequence[Any], in_process: bool) -> None:
+        extensions = load_extensions(config, plugins=plugins)
+        core = None if in_process else start_process(config, extensions, plugins)
+        self.engine: LLMEngine = build_engine(config, extensions, core=core)
         self._request_ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}
         """Outputs of each live request that nobody has taken yet."""

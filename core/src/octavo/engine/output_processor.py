@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -21,7 +21,7 @@ from octavo.request import (
     TokenLogprobs,
 )
 from octavo.spec import Tokenizer
-from octavo.step import SequenceUpdate
+from octavo.step import SequenceUpdate, TokenTimes
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_field: str | None = None
+    last_token_time: float | None = None
     num_shown_tokens: int = 0
     num_shown_chars: int = 0
     num_preemptions: int = 0
@@ -75,6 +77,7 @@ class Completion:
             if self.finish_reason is not None:
                 return
         if update.finish_reason is not None:
+            self.error_field = update.error_field
             self.finish(update.finish_reason, update.stop_reason, update.error)
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
@@ -115,6 +118,7 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            error_field=self.error_field,
         )
 
 
@@ -135,17 +139,20 @@ class RequestState:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.completions)
 
-    def note(self, update: SequenceUpdate, now: float) -> None:
+    @property
+    def is_due(self) -> bool:
+        """Whether its owner wants an output now."""
+        return self.finished or self.kind is not OutputKind.FINAL
+
+    def note(self, update: SequenceUpdate) -> None:
         """Keep an update's times, counts and prompt log probabilities."""
         self.prompt_logprobs.update(update.prompt_logprobs)
         if self.first_scheduled_time is None:
             self.first_scheduled_time = update.first_scheduled_time
             self.num_cached_tokens = update.num_cached_tokens
-        if update.token_ids:
-            self.first_token_time = self.first_token_time or now
-            self.last_token_time = now
 
-    def output(self) -> RequestOutput:
+    def output(self, kind: OutputKind | None = None) -> RequestOutput:
+        """What its owner is shown now; deltas go on from the last one. `kind` overrides the request's own."""
         r, prompt_logprobs = self.request, None
         if r.sampling_params.prompt_logprobs is not None:
             prompt_logprobs = tuple(self.prompt_logprobs.get(i) for i in range(len(r.prompt_token_ids)))
@@ -153,7 +160,7 @@ class RequestState:
             request_id=r.request_id,
             prompt=r.prompt,
             prompt_token_ids=r.prompt_token_ids,
-            outputs=tuple(c.output(self.kind) for c in self.completions),
+            outputs=tuple(c.output(kind or self.kind) for c in self.completions),
             finished=self.finished,
             prompt_logprobs=prompt_logprobs,
             metrics=RequestMetrics(
@@ -171,6 +178,16 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
+@dataclass(slots=True)
+class Progress:
+    """What the updates of one step changed."""
+
+    changed: list[RequestState]
+    stopped: list[int]
+    """Sequences that a stop string ended while the core still runs them."""
+    times: TokenTimes
+
+
 class OutputProcessor:
     """All live requests of one engine."""
 
@@ -185,7 +202,10 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Request, sequence_ids: Sequence[int], kind: OutputKind) -> None:
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def add(self, request: Request, sequence_ids: Sequence[int], kind: OutputKind) -> RequestState:
         """Expect updates for these sequences, one for each completion."""
         params = request.sampling_params
         completions = []
@@ -201,18 +221,23 @@ class OutputProcessor:
         state = self._requests[request.request_id] = RequestState(request, kind, completions)
         for completion in completions:
             self._by_sequence[completion.sequence_id] = (state, completion)
+        return state
 
-    def take(self, updates: Sequence[SequenceUpdate]) -> tuple[list[RequestOutput], list[int]]:
-        """Outputs to show now, and the sequences that a stop string ended while the core still runs them."""
+    def take(self, updates: Sequence[SequenceUpdate]) -> Progress:
+        """Turn a step's updates into text."""
         now = time.monotonic()
         changed: dict[str, RequestState] = {}
-        stopped = []
+        stopped: list[int] = []
+        first: list[float] = []
+        gaps: list[float] = []
         for update in updates:
             known = self._by_sequence.get(update.sequence_id)
             if known is None:
                 continue
             state, completion = known
-            state.note(update, now)
+            state.note(update)
+            if update.token_ids:
+                _note_times(state, completion, len(update.token_ids), now, first, gaps)
             try:
                 completion.take(update)
             except Exception as error:  # a tokenizer's fault must not reach other requests
@@ -223,24 +248,36 @@ class OutputProcessor:
                 del self._by_sequence[update.sequence_id]
                 if update.finish_reason is None:
                     stopped.append(update.sequence_id)
-        return self._emit(changed.values()), stopped
+        for state in changed.values():
+            self._forget_finished(state)
+        return Progress(list(changed.values()), stopped, TokenTimes(tuple(first), tuple(gaps)))
 
-    def abort(self, request_id: str) -> tuple[list[RequestOutput], list[int]]:
-        """End a request; its last output, and the sequences to stop. Nothing for an unknown id."""
+    def abort(self, request_id: str) -> tuple[RequestState | None, list[int]]:
+        """End a request; what it has come to, and the sequences to stop. Nothing for an unknown id."""
         state = self._requests.get(request_id)
         if state is None:
-            return [], []
+            return None, []
         live = [c for c in state.completions if c.finish_reason is None]
         for completion in live:
             completion.finish(FinishReason.ABORT)
             del self._by_sequence[completion.sequence_id]
-        return self._emit([state]), [c.sequence_id for c in live]
+        self._forget_finished(state)
+        return state, [c.sequence_id for c in live]
 
-    def _emit(self, states: Iterable[RequestState]) -> list[RequestOutput]:
-        outputs = []
-        for state in states:
-            if state.finished:
-                del self._requests[state.request.request_id]
-            if state.finished or state.kind is not OutputKind.FINAL:
-                outputs.append(state.output())
-        return outputs
+    def _forget_finished(self, state: RequestState) -> None:
+        if state.finished:
+            del self._requests[state.request.request_id]
+
+
+def _note_times(
+    state: RequestState, completion: Completion, num_tokens: int, now: float, first: list[float], gaps: list[float]
+) -> None:
+    """Keep when tokens came; time to first token and time between tokens go to `first` and `gaps`."""
+    if state.first_token_time is None:
+        state.first_token_time = now
+        first.append(now - state.request.arrival_time)
+    if completion.last_token_time is None:
+        num_tokens -= 1  # the first has none before it
+    since = now - (completion.last_token_time or now)
+    gaps += [since / max(num_tokens, 1)] * num_tokens
+    state.last_token_time = completion.last_token_time = now

@@ -90,6 +90,11 @@ class BlockPool:
         self._cached.clear()
         self._hashes = [None] * self.num_blocks
 
+    def states(self) -> bytes:
+        """One for each usable block, as `BlockMap.states` has them."""
+        pairs = zip(self.ref_counts[1:], self._hashes[1:], strict=True)
+        return bytes(min(count + 1, 3) if count else block_hash is not None for count, block_hash in pairs)
+
     def check_integrity(self, ref_counts: Sequence[int]) -> None:
         """Recompute everything; `ref_counts` are those that the block tables say. Raises `AssertionError`."""
         assert list(ref_counts) == self.ref_counts, "reference counts differ from the block tables"

@@ -17,7 +17,7 @@ from octavo.kv.hashing import extend_hashes, root_hash
 from octavo.kv.sizing import KVCacheGroup, capacity_tokens
 from octavo.request import Request
 from octavo.spec.kv import BlockHash
-from octavo.step import BlockIds
+from octavo.step import BlockIds, BlockMap
 
 
 class SequenceBlocks:
@@ -191,6 +191,11 @@ class KVCacheManager:
             pool.reset_cache()
         self._generation += 1
         self._root = root_hash(self._generation)
+
+    def snapshot(self) -> tuple[BlockMap, ...]:
+        """What every block is used for, by KV cache group."""
+        pairs = zip(self.groups, self.pools, strict=True)
+        return tuple(BlockMap(group.spec.block_size, pool.states()) for group, pool in pairs)
 
     def check_integrity(self, sequences: Iterable[KVSequence]) -> None:
         """Recompute all bookkeeping from the tables of all `sequences`. Raises `AssertionError`. For tests."""

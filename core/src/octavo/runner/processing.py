@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequestError, OctavoError
 from octavo.extensions import Extensions, Offer
 from octavo.spec import (
     LogitRow,
@@ -66,7 +66,7 @@ class ProcessorChain:
         except Exception as error:
             for future in pending:
                 future.cancel()
-            self._settled.append(Attachment(sequence.sequence_id, self._describe(name, error)))
+            self._settled.append(self._failed(sequence.sequence_id, name, error))
             return
         if pending:
             self._pending[sequence.sequence_id] = pending
@@ -90,7 +90,7 @@ class ProcessorChain:
                 del self._pending[sequence_id]
                 for future in futures:
                     future.cancel()
-                self._settled.append(Attachment(sequence_id, self._describe(None, error) if error else None))
+                self._settled.append(self._failed(sequence_id, None, error) if error else Attachment(sequence_id))
 
     def release(self, sequence_id: int) -> None:
         for future in self._pending.pop(sequence_id, ()):
@@ -188,6 +188,10 @@ class ProcessorChain:
         except Exception as error:
             message = self._describe(name, error)
             errors.update((row.sequence.sequence_id, message) for row in rows)
+
+    def _failed(self, sequence_id: int, name: str | None, error: BaseException) -> Attachment:
+        field = error.field if isinstance(error, InvalidRequestError) else None
+        return Attachment(sequence_id, self._describe(name, error), field)
 
     def _describe(self, name: str | None, error: BaseException) -> str:
         """One line for the user; the traceback of what is not a user's error goes to the log."""

@@ -20,6 +20,7 @@ from octavo.step import (
     ScheduledSequence,
     SchedulerOutput,
     SequenceResult,
+    SequenceSnapshot,
     SequenceStart,
     SequenceUpdate,
     StepResult,
@@ -86,6 +87,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that do not run yet, ready or not."""
         return len(self._sequences) - len(self._running)
+
+    def snapshot(self) -> tuple[SequenceSnapshot, ...]:
+        """All live sequences, running ones first."""
+        others = (s for s in self._sequences.values() if s.status is not SequenceStatus.RUNNING)
+        return tuple(sequence.snapshot() for sequence in (*self._running, *others))
 
     def add(self, sequence_id: int, request: Request, child_index: int = 0) -> None:
         """Take in a sequence whose prompt leaves room for a token; it waits for `mark_ready`."""
@@ -268,7 +274,7 @@ class Scheduler:
     def _commit_sequence(
         self, sequence: Sequence, planned: ScheduledSequence, outcome: SequenceResult
     ) -> SequenceUpdate | None:
-        fault = outcome.error if outcome.error is not None else _fault(sequence, planned, outcome.token_ids)
+        fault = outcome.error if outcome.error is not None else sequence.fault_in(planned, outcome.token_ids)
         if fault is not None:
             return self._end(sequence, FinishReason.ERROR, error=fault)
         prompt_logprobs = outcome.prompt_logprobs
@@ -315,14 +321,3 @@ class Scheduler:
         self._draft_sizing.forget(sequence.sequence_id)
         self._released.append(sequence.sequence_id)
         return sequence.update(token_ids, logprobs, prompt_logprobs, reason, stop_reason, error)
-
-
-def _fault(sequence: Sequence, planned: ScheduledSequence, token_ids: tuple[int, ...]) -> str | None:
-    """Why the result cannot belong to the plan: an executor's or verifier's fault that must not spread."""
-    drafts = planned.draft_token_ids
-    reach = planned.num_computed_tokens + planned.num_scheduled_tokens - len(drafts)
-    if reach < len(sequence.token_ids):
-        return f"the executor returned {len(token_ids)} tokens for an incomplete prompt" if token_ids else None
-    if not 1 <= len(token_ids) <= len(drafts) + 1 or token_ids[:-1] != drafts[: len(token_ids) - 1]:
-        return f"the executor returned tokens {token_ids} for drafts {drafts}; report it to the verifier's plugin"
-    return None

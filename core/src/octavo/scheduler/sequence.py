@@ -6,12 +6,14 @@ Owns: `Sequence`. Must never know: other sequences, pools, queues. Only the sche
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from enum import Enum, auto
+from typing import Literal
 
-from octavo.kv import SequenceBlocks
+from octavo.kv import NULL_BLOCK, SequenceBlocks
 from octavo.request import FinishReason, Request, TokenLogprobs
-from octavo.step import SequenceUpdate
+from octavo.step import ScheduledSequence, SequenceSnapshot, SequenceUpdate
 
 
 class SequenceStatus(Enum):
@@ -117,3 +119,33 @@ class Sequence:
             self.num_cached_tokens,
             self.num_preemptions,
         )
+
+    def fault_in(self, planned: ScheduledSequence, token_ids: tuple[int, ...]) -> str | None:
+        """Why a result cannot belong to the plan: an executor's or verifier's fault that must not spread."""
+        drafts = planned.draft_token_ids
+        reach = planned.num_computed_tokens + planned.num_scheduled_tokens - len(drafts)
+        if reach < len(self.token_ids):
+            return f"the executor returned {len(token_ids)} tokens for an incomplete prompt" if token_ids else None
+        if not 1 <= len(token_ids) <= len(drafts) + 1 or token_ids[:-1] != drafts[: len(token_ids) - 1]:
+            return f"the executor returned tokens {token_ids} for drafts {drafts}; report it to the verifier's plugin"
+        return None
+
+    def snapshot(self) -> SequenceSnapshot:
+        """What people who look on are shown of it."""
+        return SequenceSnapshot(
+            sequence_id=self.sequence_id,
+            request_id=self.request.request_id,
+            state=_STATES[self.status],
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=len(self.token_ids),
+            num_computed_tokens=self.num_computed_tokens,
+            num_blocks=sum(len(table) - table.count(NULL_BLOCK) for table in self.blocks.tables),
+            num_preemptions=self.num_preemptions,
+        )
+
+
+_STATES: Mapping[SequenceStatus, Literal["preparing", "waiting", "running"]] = {
+    SequenceStatus.HELD: "preparing",
+    SequenceStatus.WAITING: "waiting",
+    SequenceStatus.RUNNING: "running",
+}

@@ -20,7 +20,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelta:
-    """What is new of a message. Where it has both, content precedes its calls."""
+    """What is new of a message. Content and calls have no order between them: content may stand before and after."""
 
     content: str = ""
     reasoning: str = ""

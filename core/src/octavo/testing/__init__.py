@@ -19,6 +19,9 @@ if TYPE_CHECKING:
         KVPolicySuite,
         LogitsProcessorSuite,
         ModelSuite,
+        ParserSample,
+        ReasoningParserSuite,
+        ToolParserSuite,
     )
 
 __all__ = [
@@ -30,6 +33,9 @@ __all__ = [
     "KVPolicySuite",
     "LogitsProcessorSuite",
     "ModelSuite",
+    "ParserSample",
+    "ReasoningParserSuite",
+    "ToolParserSuite",
 ]
 
 

@@ -52,6 +52,13 @@ and each kind has a little more, all of it optional unless marked:
         settings = {"tensor_parallel_size": 2}                        further configuration, as keywords of `LLM`
         takes_objects = False             plugins must be installed to work in it; skips laws with scripted ones
 
+    class TestMine(ToolParserSuite):      and TestMine(ReasoningParserSuite)
+        samples = (ParserSample("<call …>", content="", calls=(("name", {…}),)), …)    required: outputs in its format
+        plain = (*PLAIN, …)               texts that it takes for content
+        templates = ("{{ tools }} …", …)  chat templates of models that it suits
+        keeps_all = False                 parts of its format besides marks do not come out, such as ids of calls
+        streams_arguments = False         arguments come at their end
+
 A law that cannot be asked of a plugin is skipped with the reason. Everything is importable from `octavo.testing`.
 Owns: the list. Must never know: torch, until a suite is used.
 """
@@ -70,6 +77,9 @@ if TYPE_CHECKING:
     from octavo.testing.suites.kv_policy import KVPolicySuite
     from octavo.testing.suites.logits_processor import LogitsProcessorSuite
     from octavo.testing.suites.model import ModelSuite
+    from octavo.testing.suites.parser_samples import ParserSample
+    from octavo.testing.suites.reasoning_parser import ReasoningParserSuite
+    from octavo.testing.suites.tool_parser import ToolParserSuite
 
 __all__ = [
     "AttentionBackendSuite",
@@ -80,6 +90,9 @@ __all__ = [
     "KVPolicySuite",
     "LogitsProcessorSuite",
     "ModelSuite",
+    "ParserSample",
+    "ReasoningParserSuite",
+    "ToolParserSuite",
 ]
 
 _MODULES = {
@@ -91,6 +104,9 @@ _MODULES = {
     "KVPolicySuite": "kv_policy",
     "LogitsProcessorSuite": "logits_processor",
     "ModelSuite": "model",
+    "ParserSample": "parser_samples",
+    "ReasoningParserSuite": "reasoning_parser",
+    "ToolParserSuite": "tool_parser",
 }
 
 

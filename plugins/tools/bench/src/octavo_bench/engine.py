@@ -16,7 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OctavoError
 from octavo.hookspecs import hookimpl
-from octavo.request import Request, RequestOutput
+from octavo.request import RequestOutput
 from octavo.spec import ModelTransform, Observer
 from octavo.step import StepStats
 from octavo_bench.shape import shape_of
@@ -24,7 +24,7 @@ from octavo_bench.work import ModelShape
 from octavo_bench.workload import BenchRequest
 
 
-class Log:
+class Log(Observer):
     """A plugin that looks on: the shape of the model as it was loaded, and every step."""
 
     def __init__(self) -> None:
@@ -44,10 +44,6 @@ class Log:
     def _look_at(self, model: Any, options: Any) -> Any:
         self.shape = shape_of(model)
         return model
-
-    def on_request(self, request: Request) -> None: ...
-
-    def on_finished(self, output: RequestOutput) -> None: ...
 
     def on_step(self, stats: StepStats) -> None:
         self.steps.append(stats)
