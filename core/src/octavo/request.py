@@ -87,6 +87,8 @@ class RequestMetrics:
     """From there to its first token."""
     decode_time: float | None = None
     """From the first token to the last."""
+    end_to_end_time: float | None = None
+    """From arrival until it ended, in whatever way; None while it runs."""
     time_to_first_token: float | None = None
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was found in the prefix cache."""

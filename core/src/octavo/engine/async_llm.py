@@ -201,7 +201,7 @@ class AsyncLLM:
 
     def _raise_if_ended(self) -> None:
         if self.error is not None:
-            raise self.error
+            raise EngineDeadError(*self.error.args)  # one for each: a traceback holds on to much
 
     def _watch(self) -> None:
         ending = self._core.wait_ended()

@@ -133,6 +133,7 @@ class RequestState:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    finished_time: float | None = None
     num_cached_tokens: int = 0
 
     @property
@@ -167,6 +168,7 @@ class RequestState:
                 queue_time=_between(r.arrival_time, self.first_scheduled_time),
                 prefill_time=_between(self.first_scheduled_time, self.first_token_time),
                 decode_time=_between(self.first_token_time, self.last_token_time),
+                end_to_end_time=_between(r.arrival_time, self.finished_time),
                 time_to_first_token=_between(r.arrival_time, self.first_token_time),
                 num_cached_tokens=self.num_cached_tokens,
                 num_preemptions=sum(c.num_preemptions for c in self.completions),
@@ -266,6 +268,7 @@ class OutputProcessor:
 
     def _forget_finished(self, state: RequestState) -> None:
         if state.finished:
+            state.finished_time = time.monotonic()
             del self._requests[state.request.request_id]
 
 
