@@ -25,6 +25,8 @@ SUITES = {
     "kv_policies": "KVPolicySuite",
     "models": "ModelSuite",
     "executors": "ExecutorSuite",
+    "tool_parsers": "ToolParserSuite",
+    "reasoning_parsers": "ReasoningParserSuite",
 }
 
 _ROWS = "a_row_is_what_it_is_alone_and_other_rows_stay_as_they_are"
@@ -40,6 +42,15 @@ _PROPOSALS = "proposals_are_token_ids_and_not_too_many"
 _COPES = "it_copes_with_whatever_sequence_there_is"
 _RUNNER_TOKENS = "the_tokens_are_those_of_the_runner_in_this_process"
 _RECORDED = "a_recorded_run_has_the_same_results_step_by_step"
+_SAMPLES = "samples_are_taken_apart"
+_CUT = "the_cut_does_not_matter"
+_PLAIN_TEXT = "plain_text_comes_out_as_it_is"
+_AT_ONCE_OUT = "plain_text_is_not_held_back"
+_ONCE = "what_is_put_in_comes_out_once_and_in_order"
+_FLUSH = "flushing_twice_adds_nothing"
+_SHARE = "parsers_share_nothing"
+_ARGUMENTS = "arguments_are_those_that_were_spoken"
+_BACK = "a_conversation_told_in_plain_messages_parses_back"
 _PROCESSOR_LAWS = {
     *(_ROWS, _ORDER, _DRAFTS, _ACCEPT, _AT_ONCE, _RELEASE, _SAME_TOKENS),
     *("two_processors_share_nothing_and_agree", "an_id_used_anew_starts_from_nothing"),
@@ -118,6 +129,24 @@ BROKEN_LAWS: dict[str, set[str]] = {
     "executors.DraftLosing": {_RECORDED},
     "executors.Mixing": {_RUNNER_TOKENS, _RECORDED, "a_processor_that_fails_ends_its_own_sequence"},
     "executors.Lingering": {"it_can_be_shut_down_twice_and_leaves_nothing"},
+    "tool_parsers.Right": set(),
+    "tool_parsers.Whole": {_AT_ONCE_OUT, "arguments_come_as_they_are_spoken"},
+    "tool_parsers.TakingPiecesForMarks": {_SAMPLES, _CUT, _SHARE, _ARGUMENTS, _BACK},
+    "tool_parsers.Losing": {_SAMPLES, _ONCE},
+    "tool_parsers.Doubling": {_SAMPLES, _ONCE, _FLUSH},
+    "tool_parsers.Credulous": {_SAMPLES, _PLAIN_TEXT, _ARGUMENTS, _BACK},
+    "tool_parsers.Reordering": {_CUT, _SHARE},
+    "tool_parsers.LateName": {_SAMPLES, _CUT, _ONCE, _FLUSH, _SHARE, _ARGUMENTS, _BACK},
+    "tool_parsers.Shared": {_SHARE},
+    "tool_parsers.Unfaithful": {_BACK},
+    "tool_parsers.Blunt": {"it_tells_which_templates_it_suits"},
+    "tool_parsers.Hurried": {_SAMPLES, _ARGUMENTS, _BACK},
+    "reasoning_parsers.Right": set(),
+    "reasoning_parsers.PromptBlind": {_SAMPLES},
+    "reasoning_parsers.AlwaysInside": {_SAMPLES, _PLAIN_TEXT, _AT_ONCE_OUT},
+    "reasoning_parsers.Patient": {_SAMPLES, _ONCE, "reasoning_comes_as_it_is_spoken"},
+    "reasoning_parsers.Anywhere": {_SAMPLES},
+    "reasoning_parsers.Calling": {_SAMPLES, _CUT, _ONCE, _SHARE},
 }
 
 
