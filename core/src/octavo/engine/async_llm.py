@@ -175,9 +175,10 @@ class AsyncLLM:
                 if not state.finished:
                     self._raise_if_ended()
                 if state.is_due:
-                    yield state.output()
-                if state.finished:
-                    return
+                    output = state.output()
+                    yield output
+                    if output.finished:  # unlike `state.finished`, which may have come true while that was read
+                        return
         finally:
             del self._news[request.request_id]
             self._engine.abort_request(request.request_id, want_output=False)

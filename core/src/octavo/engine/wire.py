@@ -84,6 +84,7 @@ class Stepped(Message, frozen=True):
 ToCore = Build | Add | Finish | Inspect | ResetPrefixCache | Shutdown
 FromCore = Built | BuildFailed | Stepped | Snapshot
 
+encode = msgspec.msgpack.Encoder().encode
 TO_CORE = msgspec.msgpack.Decoder(ToCore)
 FROM_CORE = msgspec.msgpack.Decoder(FromCore)
 
@@ -94,14 +95,13 @@ class Channel:
     def __init__(self, socket: zmq.Socket, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._socket = socket
         self._decoder = decoder
-        self._encoder = msgspec.msgpack.Encoder()
         self.fd: int = socket.FD
         """Becomes readable when messages may have come; edge-triggered, so `receive` all of them, and again after
         each `send`."""
 
     def send(self, message: Message) -> None:
         """Never waits. Raises `TypeError` for what MessagePack cannot carry."""
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        self._socket.send(encode(message), zmq.NOBLOCK)
 
     def receive(self, timeout: float | None = 0.0) -> Iterator[Any]:
         """The messages that have come; waits up to `timeout` seconds for the first one, None: as long as it takes."""
