@@ -1,17 +1,17 @@
-# make run · make chat · make test · make lint · make sanitize: each sets up .venv first if it is missing or out of date.
+# make run · chat · serve · test · lint · sanitize: each sets up .venv first if it is missing or out of date.
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
-# xgrammar brings transformers and triton, so the quick start does without it.
-QUICK := $(filter-out plugins/structured_output/xgrammar,$(DISTRIBUTIONS))
+# xgrammar brings transformers and triton, otel is for those who have a collector: the quick start does without them.
+QUICK := $(filter-out plugins/structured_output/xgrammar plugins/serving/otel,$(DISTRIBUTIONS))
 NATIVE := plugins/attention_backends/cpu
 CPP := $(wildcard plugins/*/*/src/*/kernels/*.h plugins/*/*/src/*/kernels/*.cpp plugins/*/*/tests/sanitized/*.cpp)
 MANIFESTS := constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: run chat test unit lint sanitize clean
+.PHONY: run chat serve test unit lint sanitize clean
 
 run: $(VENV)/.installed
 	$(BIN)/octavo generate "The capital of France is" "Water boils at" "The opposite of hot is" --temperature 0 --max-tokens 24
@@ -19,6 +19,9 @@ run: $(VENV)/.installed
 
 chat: $(VENV)/.installed
 	$(BIN)/octavo chat
+
+serve: $(VENV)/.installed
+	$(BIN)/octavo serve
 
 test: lint unit
 
