@@ -61,7 +61,10 @@ class TokenizerData:
 
 
 class ModelSource(Protocol):
-    """An opened model: configuration, tensors and tokenizer, under Hugging Face's names."""
+    """An opened model: configuration, tensors and tokenizer, under Hugging Face's names.
+
+    Everything but `tensors` is quick and imports no torch: a process that computes nothing asks for it too.
+    """
 
     path: str
     config: Mapping[str, Any]

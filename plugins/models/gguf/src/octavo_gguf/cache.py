@@ -25,13 +25,15 @@ import re
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from octavo.cache_folder import cache_folder
 from octavo_gguf.sealed import DamagedFileError, read_sealed, write_sealed
-from octavo_gguf.tensor_file import Shapes, TensorFile, read_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from octavo_gguf.tensor_file import Shapes, TensorFile
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,8 @@ class ModelCache:
 
     def load_tensors(self, dtype: torch.dtype, shapes: Shapes) -> Iterator[tuple[str, torch.Tensor]] | None:
         """The tensors, mapped into memory; None unless exactly those of `shapes` are there, undamaged, in `dtype`."""
+        from octavo_gguf.tensor_file import read_tensors  # brings in torch, which records do without
+
         if self._folder is None:
             return None
         try:
@@ -87,6 +91,8 @@ class ModelCache:
     @contextlib.contextmanager
     def saving_tensors(self, dtype: torch.dtype, shapes: Shapes) -> Generator[TensorFile, None, None]:
         """A file to add every tensor of `shapes` to, in that order; it counts if the block ends without exception."""
+        from octavo_gguf.tensor_file import TensorFile
+
         file = TensorFile()
         try:
             if self._can_write and self._folder is not None:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from octavo.errors import ModelLoadError, OctavoError
 from octavo.spec import TokenizerData
 from octavo_gguf.cache import ModelCache, cache_root
 
 if TYPE_CHECKING:
+    import torch
+
     from octavo_gguf.reader import GGUFFile
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ def _convert_header(path: str) -> dict[str, Any]:
 
 def _convert_tensors(path: str, config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Decode the tensors one at a time."""
+    import torch
+
     from octavo_gguf.architectures import architecture_of, in_hugging_face_order, tensor_names
 
     file = _open(path)

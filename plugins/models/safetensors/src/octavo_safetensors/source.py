@@ -11,13 +11,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from octavo.errors import ModelLoadError
 from octavo.spec import TokenizerData
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -143,7 +145,7 @@ class SafetensorsSource:
 
     def _header(self, file: str) -> tuple[str, ...]:
         try:
-            with safe_open(str(self._folder / file), framework="pt") as shard:
+            with safe_open(str(self._folder / file), framework="np") as shard:
                 return tuple(shard.keys())
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{self._folder / file}: {error}; truncated? fetch the file again") from error
