@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_bench.figures import Spread, amount, duration, number, quantile
+from octavo_bench.figures import Distribution, Spread, amount, duration, number, quantile
 
 
 def test_a_spread_by_hand() -> None:
@@ -21,6 +21,14 @@ def test_quantiles_are_by_nearest_rank() -> None:
     values = list(range(1, 101))
     assert [quantile(values, q) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1, 50, 90, 99, 100]
     assert [quantile([5, 4], q) for q in (0.5, 0.51)] == [4, 5]
+    assert quantile(values, 0.07) == 7, "0.07 * 100 is a little more than 7"
+
+
+def test_a_distribution_by_hand() -> None:
+    found = Distribution.of([4.0, 1.0, 2.0, 3.0], (50, 90, 99.9))
+    assert found == Distribution(2.5, 1.0, 4.0, {50: 2.5, 90: 4.0, 99.9: 4.0})
+    assert found.record() == {"mean": 2.5, "median": 2.5, "p90": 4.0, "p99.9": 4.0, "min": 1.0, "max": 4.0}
+    assert Distribution.of([], (50,)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -46,10 +46,39 @@ class Spread:
         return Spread.of([value * factor for value in self.values])
 
 
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Many measurements of one thing, without the measurements themselves."""
+
+    mean: float
+    min: float
+    max: float
+    percentiles: Mapping[float, float]
+    """By percentage; the fiftieth is the median, others are by nearest rank."""
+
+    @classmethod
+    def of(cls, values: Sequence[float], percentages: Sequence[float]) -> Distribution | None:
+        """None if there are no values."""
+        if not values:
+            return None
+        found = {p: statistics.median(values) if p == 50 else quantile(values, p / 100) for p in percentages}
+        return cls(statistics.fmean(values), min(values), max(values), found)
+
+    def record(self) -> dict[str, float]:
+        named = {percentile_name(p): value for p, value in self.percentiles.items()}
+        return {"mean": self.mean, **named, "min": self.min, "max": self.max}
+
+
+def percentile_name(percentage: float) -> str:
+    """`median`, `p90`, `p99.9`."""
+    return "median" if percentage == 50 else f"p{percentage:g}"
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """The smallest value that at least `q` of all `values` do not exceed (nearest rank)."""
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+    rank = math.ceil(q * len(ordered) - 1e-9)  # 0.07 * 100 is a little more than 7
+    return ordered[max(0, rank - 1)]
 
 
 def number(value: float) -> str:

@@ -1,6 +1,6 @@
 """Requests from a file, one JSON object a line.
 
-Owns: the fields and the errors that name file and line. Must never know: engines, clocks.
+Owns: the fields and the errors that name file and line. Must never know: engines, servers, clocks.
 
     {"prompt": "Hello", "max_tokens": 16}
     {"messages": [{"role": "user", "content": "Hello"}], "output_len": 32}
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,9 +24,20 @@ PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 LENGTH_FIELDS = ("max_tokens", "output_len")
 
 
-def read_requests(
-    path: str, tokenizer: Tokenizer | None, output_len: Lengths, num_prompts: int | None, seed: int
-) -> list[BenchRequest]:
+@dataclass(frozen=True, slots=True)
+class FileRequest:
+    """One line of a file, as it stands there."""
+
+    where: str
+    """File and line, for errors."""
+    field: str
+    """Which of `PROMPT_FIELDS` it has."""
+    value: Any
+    """Text, a list of messages or a list of token ids; not empty."""
+    num_output_tokens: int
+
+
+def read_lines(path: str, output_len: Lengths, num_prompts: int | None, seed: int) -> list[FileRequest]:
     """The first `num_prompts` requests of a file, or all. Blank lines and fields that mean nothing here are skipped.
 
     A line without a length of its own gets one of `output_len`, drawn with `seed`.
@@ -43,39 +55,62 @@ def read_requests(
     requests = []
     for number, line in lines[:num_prompts]:
         length = draw.randint(output_len.low, output_len.high)  # drawn for every line, used or not
+        where = f"{path}, line {number}"
         try:
-            requests.append(_request(msgspec.json.decode(line), tokenizer, length))
-        except (msgspec.DecodeError, ValueError, TypeError, OctavoError) as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
+            requests.append(_request(where, msgspec.json.decode(line), length))
+        except (msgspec.DecodeError, ConfigError) as error:
+            raise ConfigError(f"{where}: {error}") from error
     return requests
 
 
-def _request(record: Any, tokenizer: Tokenizer | None, output_len: int) -> BenchRequest:
+def read_requests(
+    path: str, tokenizer: Tokenizer | None, output_len: Lengths, num_prompts: int | None, seed: int
+) -> list[BenchRequest]:
+    """What `read_lines` gives, as token ids. Raises `ConfigError` as it does, or where a tokenizer is missing."""
+    requests = []
+    for line in read_lines(path, output_len, num_prompts, seed):
+        try:
+            ids = _token_ids(line, tokenizer)
+        except (ValueError, TypeError, OctavoError) as error:
+            raise ConfigError(f"{line.where}: {error}") from error
+        requests.append(BenchRequest(tuple(ids), line.num_output_tokens))
+    return requests
+
+
+def _request(where: str, record: Any, output_len: int) -> FileRequest:
     if not isinstance(record, Mapping):
         raise ConfigError(f"must be an object with one of {', '.join(PROMPT_FIELDS)}, got {type(record).__name__}")
     given = [name for name in PROMPT_FIELDS if record.get(name) is not None]
     if len(given) != 1:
         raise ConfigError(f"must have exactly one of {', '.join(PROMPT_FIELDS)}; it has {', '.join(given) or 'none'}")
-    ids = _token_ids(given[0], record[given[0]], tokenizer)
-    if not ids:
-        raise ConfigError(f"{given[0]} is empty; give at least one token")
+    field, value = given[0], record[given[0]]
+    _check(field, value)
     length = next((record[name] for name in LENGTH_FIELDS if record.get(name) is not None), output_len)
     if type(length) is not int or length < 1:
         raise ConfigError(f"max_tokens (or output_len) must be a whole number of at least 1, got {length!r}")
-    return BenchRequest(tuple(ids), length)
+    return FileRequest(where, field, value, length)
 
 
-def _token_ids(field: str, value: Any, tokenizer: Tokenizer | None) -> list[int]:
-    if field == "prompt_token_ids":
-        if not isinstance(value, list) or any(type(i) is not int for i in value):
-            raise ConfigError("prompt_token_ids must be a list of whole numbers")
-        return value
-    if tokenizer is None:
-        raise ConfigError(f"{field} needs a tokenizer, and this model has none; give prompt_token_ids")
-    if field == "prompt":
-        if not isinstance(value, str):
-            raise ConfigError(f"prompt must be text, got {type(value).__name__}")
-        return tokenizer.encode(value)
-    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+def _check(field: str, value: Any) -> None:
+    if field == "prompt_token_ids" and (not isinstance(value, list) or any(type(i) is not int for i in value)):
+        raise ConfigError("prompt_token_ids must be a list of whole numbers")
+    if field == "prompt" and not isinstance(value, str):
+        raise ConfigError(f"prompt must be text, got {type(value).__name__}")
+    if field == "messages" and not (isinstance(value, list) and all(isinstance(m, Mapping) for m in value)):
         raise ConfigError("messages must be a list of objects with role and content")
-    return tokenizer.encode(tokenizer.apply_chat_template(value), add_special_tokens=False)
+    if not value:
+        raise ConfigError(f"{field} is empty; give at least one token")
+
+
+def _token_ids(line: FileRequest, tokenizer: Tokenizer | None) -> list[int]:
+    if line.field == "prompt_token_ids":
+        return line.value
+    if tokenizer is None:
+        raise ConfigError(f"{line.field} needs a tokenizer, and this model has none; give prompt_token_ids")
+    if line.field == "prompt":
+        ids = tokenizer.encode(line.value)
+    else:
+        ids = tokenizer.encode(tokenizer.apply_chat_template(line.value), add_special_tokens=False)
+    if not ids:
+        raise ConfigError(f"{line.field} is empty; give at least one token")
+    return ids

@@ -6,7 +6,6 @@ Owns: the order of what is done. Must never know: what is reported of it.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from octavo_bench.engine import BenchEngine, Run
 from octavo_bench.jsonl import read_requests
 from octavo_bench.machine import measure_machine
 from octavo_bench.options import sampling_params
+from octavo_bench.output import tell
 from octavo_bench.roofline import Limit, Machine, limit_of
 from octavo_bench.work import ModelShape
 from octavo_bench.workload import BenchRequest, Workload, random_requests
@@ -58,11 +58,11 @@ def measure(
         params = sampling_params(arguments, engine.tokenizer)
         machine = _machine(arguments, engine)
         for turn in range(num_warmups):
-            _tell(f"warm-up {turn + 1} of {num_warmups}")
+            tell(f"warm-up {turn + 1} of {num_warmups}")
             engine.run(requests, params)
         runs: list[Run] = []
         for turn in range(repeats):
-            _tell(f"run {turn + 1} of {repeats}")
+            tell(f"run {turn + 1} of {repeats}")
             runs.append(engine.run(requests, params))
         after = _machine(arguments, engine)
         if machine is not None and after is not None:
@@ -93,11 +93,5 @@ def _requests(arguments: argparse.Namespace, workload: Workload, engine: BenchEn
 def _machine(arguments: argparse.Namespace, engine: BenchEngine) -> Machine | None:
     if arguments.no_roofline or engine.shape is None:
         return None
-    _tell("measuring the machine")
+    tell("measuring the machine")
     return measure_machine(engine.shape.dtype, engine.shape.device)
-
-
-def _tell(what: str) -> None:
-    """A word for people who wait; a file or a pipe gets none."""
-    if sys.stderr.isatty():
-        print(f"\r{what:<24}", end="\r", file=sys.stderr, flush=True)

@@ -42,9 +42,33 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
+def add_dataset_options(group: argparse._ArgumentGroup, command: str) -> None:
+    """Flags for where requests come from and how many there are, and for what one of them is."""
+    default = DEFAULTS["random"]
+    group.add_argument(
+        "--dataset", "--dataset-name", choices=tuple(DEFAULTS), help="where requests come from (default: random)"
+    )
+    group.add_argument(
+        "--dataset-path",
+        metavar="FILE",
+        help="JSON objects, one a line, with prompt, messages or prompt_token_ids, and perhaps max_tokens",
+    )
+    group.add_argument(
+        "--num-prompts", type=positive, metavar="N", help=f"requests (default: {default.num_prompts}; a file's: all)"
+    )
+    group.add_argument(
+        "--prefix-len",
+        "--random-prefix-len",
+        type=positive,
+        metavar="N",
+        help=f"shared tokens before each prompt's own (default: {DEFAULTS['shared-prefix'].prefix_len})",
+    )
+    add_length_options(group, command, default)
+
+
 def add_length_options(group: argparse._ArgumentGroup, command: str, default: Workload) -> None:
-    """Flags for what one request is; `command` is named in the help of `--workload`."""
-    known = ", ".join(name for name in WORKLOADS if command_of(name) == command)
+    """Flags for what one request is; `--workload` has the workloads of `command`."""
+    known = ", ".join(workloads_of(command))
     group.add_argument(
         "--workload", metavar="NAME", help=f"a named workload, whose values other options change: {known}"
     )
@@ -80,9 +104,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-roofline", action="store_true", help="do not measure the machine (it takes some seconds)")
 
 
-def command_of(workload: str) -> str:
-    """The command that a named workload is for: one request at a time is a matter of latency."""
-    return "latency" if WORKLOADS[workload].num_prompts == 1 else "throughput"
+def workloads_of(command: str) -> list[str]:
+    """The named workloads of a command: one request at a time is a matter of latency, and a server takes any."""
+    return [
+        name for name, w in WORKLOADS.items() if command == "serve" or (w.num_prompts == 1) == (command == "latency")
+    ]
 
 
 def chosen_workload(arguments: argparse.Namespace, command: str, default: Workload) -> Workload:
@@ -96,17 +122,18 @@ def chosen_workload(arguments: argparse.Namespace, command: str, default: Worklo
 def _named(name: str, command: str) -> Workload:
     if name.lower() not in WORKLOADS:
         raise ConfigError(f"--workload: no workload is called {name!r}; there is: {', '.join(WORKLOADS)}")
-    if (right := command_of(name.lower())) != command:
+    if name.lower() not in workloads_of(command):
+        right = "throughput" if command == "latency" else "latency"
         raise ConfigError(f"--workload {name} belongs to the other command: octavo bench {right} --workload {name}")
     return WORKLOADS[name.lower()]
 
 
-def choose_dataset(arguments: argparse.Namespace) -> Workload:
+def choose_dataset(arguments: argparse.Namespace, command: str) -> Workload:
     """The workload of a command with `--dataset`. Raises `ConfigError` for options that do not go together."""
     dataset = arguments.dataset or ("jsonl" if arguments.dataset_path else None)
     if arguments.workload is not None and dataset is not None:
         raise ConfigError(f"--workload {arguments.workload} says which dataset it is; leave out one of the two")
-    chosen = chosen_workload(arguments, "throughput", DEFAULTS[dataset or "random"])
+    chosen = chosen_workload(arguments, command, DEFAULTS[dataset or "random"])
     if (chosen.dataset == "jsonl") != (arguments.dataset_path is not None):
         raise ConfigError(f"--dataset-path FILE and --dataset jsonl go together; the dataset is {chosen.dataset}")
     if chosen.dataset == "jsonl" and arguments.input_len is not None:

@@ -1,26 +1,24 @@
 """A measurement as lines for people and as JSON for programs.
 
-Owns: the layout of both. Must never know: engines, how anything was measured.
+Owns: the layout of both, for the commands that start an engine. Must never know: engines, how anything was measured.
 """
 
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import torch
 
-from octavo.errors import ConfigError
 from octavo_bench.engine import Run
 from octavo_bench.figures import Spread, amount, duration
 from octavo_bench.measurement import Measurement
+from octavo_bench.output import counted
+from octavo_bench.output import publish as publish_record
 from octavo_bench.roofline import Limit
 
 FORMAT = 1
@@ -30,22 +28,9 @@ FORMAT = 1
 def publish(
     measurement: Measurement, results: Mapping[str, Spread | None], lines: list[str], json_file: str | None
 ) -> None:
-    """Print `lines` under a heading, and write everything to `json_file`.
-
-    `-` is standard output, and the lines go to stderr then. Raises `ConfigError` if the file cannot be written.
-    """
-    text = "\n".join([*_heading(measurement), *lines, *_roofline_lines(measurement)])
-    print(text, file=sys.stderr if json_file == "-" else sys.stdout)
-    if json_file is None:
-        return
-    encoded = msgspec.json.format(msgspec.json.encode(as_record(measurement, results)), indent=1).decode()
-    if json_file == "-":
-        print(encoded)
-        return
-    try:
-        Path(json_file).write_text(encoded + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json: cannot write {json_file!r}: {error}") from error
+    """Print `lines` under a heading, and write everything to `json_file`, as `octavo_bench.output.publish` does."""
+    text = [*_heading(measurement), *lines, *_roofline_lines(measurement)]
+    publish_record(text, as_record(measurement, results), json_file)
 
 
 def as_record(measurement: Measurement, results: Mapping[str, Spread | None]) -> dict[str, Any]:
@@ -117,11 +102,11 @@ def _heading(m: Measurement) -> list[str]:
     prefix = f", {workload.prefix_len:,} of each prompt's shared" if workload.prefix_len else ""
     known = (name for name in ("model", "device", "dtype", "attention", "drafter") if name in m.description)
     return [
-        f"{_counted(len(m.requests), 'request')} at once ({workload.dataset}, seed {m.seed}): "
+        f"{counted(len(m.requests), 'request')} at once ({workload.dataset}, seed {m.seed}): "
         f"{run.num_input_tokens:,} tokens in{prefix}, {run.num_output_tokens:,} out",
         *(f"{name}: {m.description[name]}" for name in known),
-        f"{_counted(torch.get_num_threads(), 'thread')}; the engine started in {duration(m.start_seconds)}",
-        f"{_counted(len(m.runs), 'run')} after {m.num_warmups} to warm up: median (minimum to maximum)",
+        f"{counted(torch.get_num_threads(), 'thread')}; the engine started in {duration(m.start_seconds)}",
+        f"{counted(len(m.runs), 'run')} after {m.num_warmups} to warm up: median (minimum to maximum)",
         "",
         f"{'steps':<16}{_steps(run)}",
     ]
@@ -131,11 +116,11 @@ def _steps(run: Run) -> str:
     tokens = sum(step.num_scheduled_tokens for step in run.steps)
     cached = sum(output.metrics.num_cached_tokens for output in run.outputs)
     parts = [
-        f"{_counted(len(run.steps), 'step')} of {tokens / max(1, len(run.steps)):,.1f} tokens",
+        f"{counted(len(run.steps), 'step')} of {tokens / max(1, len(run.steps)):,.1f} tokens",
         f"{cached:,} prompt tokens from the prefix cache",
     ]
     if preemptions := sum(output.metrics.num_preemptions for output in run.outputs):
-        parts.append(_counted(preemptions, "preemption"))
+        parts.append(counted(preemptions, "preemption"))
     if drafts := sum(step.num_draft_tokens for step in run.steps):
         accepted = sum(step.num_accepted_tokens for step in run.steps)
         parts.append(f"{drafts:,} drafts verified, {accepted:,} accepted ({accepted / drafts:.0%})")
@@ -152,7 +137,3 @@ def _roofline_lines(m: Measurement) -> list[str]:
         f"reached {record['ratio']:.1%}",
         f"{'':<16}the work is {amount(record['num_bytes'], 'B')} and {amount(record['num_operations'], 'op')}",
     ]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

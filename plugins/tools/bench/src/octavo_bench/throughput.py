@@ -9,15 +9,8 @@ import argparse
 
 from octavo_bench.figures import Spread
 from octavo_bench.measurement import Measurement, measure
-from octavo_bench.options import (
-    add_length_options,
-    add_run_options,
-    choose_dataset,
-    not_negative,
-    positive,
-)
+from octavo_bench.options import add_dataset_options, add_run_options, choose_dataset, not_negative, positive
 from octavo_bench.report import publish
-from octavo_bench.workload import DEFAULTS, Workload
 
 _UNITS = {
     "seconds": ("time", "s"),
@@ -30,27 +23,7 @@ _UNITS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    default: Workload = DEFAULTS["random"]
-    group = parser.add_argument_group("workload (by default w1)")
-    group.add_argument(
-        "--dataset", "--dataset-name", choices=tuple(DEFAULTS), help="where requests come from (default: random)"
-    )
-    group.add_argument(
-        "--dataset-path",
-        metavar="FILE",
-        help="JSON objects, one a line, with prompt, messages or prompt_token_ids, and perhaps max_tokens",
-    )
-    group.add_argument(
-        "--num-prompts", type=positive, metavar="N", help=f"requests (default: {default.num_prompts}; a file's: all)"
-    )
-    group.add_argument(
-        "--prefix-len",
-        "--random-prefix-len",
-        type=positive,
-        metavar="N",
-        help=f"shared tokens before each prompt's own (default: {DEFAULTS['shared-prefix'].prefix_len})",
-    )
-    add_length_options(group, "throughput", default)
+    add_dataset_options(parser.add_argument_group("workload (by default w1)"), "throughput")
     group = parser.add_argument_group("runs")
     group.add_argument("--repeats", type=positive, default=3, metavar="N", help="measured runs (default: 3)")
     group.add_argument(
@@ -60,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    workload = choose_dataset(arguments)
+    workload = choose_dataset(arguments, "throughput")
     measurement = measure(arguments, "throughput", workload, num_warmups=arguments.warmup, repeats=arguments.repeats)
     results = results_of(measurement)
     lines = [f"{_UNITS[name][0]:<16}{spread.show(_UNITS[name][1])}" for name, spread in results.items()]
