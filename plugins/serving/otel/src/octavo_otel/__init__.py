@@ -1,0 +1,1 @@
+"""OpenTelemetry tracing: one span for each request."""
