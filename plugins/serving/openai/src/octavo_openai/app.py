@@ -1,0 +1,186 @@
+"""The ASGI application: from an HTTP request to a handler, and from what it returns or raises to an answer.
+
+Owns: keys, ids, limits and errors that all routes have in common. Must never know: what any route does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Router
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo_openai.answers import EventStream
+from octavo_openai.bodies import decode_body, refuse_unknown
+from octavo_openai.calls import Call
+from octavo_openai.errors import APIError, as_api_error
+from octavo_openai.exchange import CLIENT_LEFT, REQUEST_ID_HEADER, ClientLeft, Exchange
+from octavo_openai.request_log import log_request
+from octavo_openai.routes import Content, Route
+from octavo_openai.service import Service
+
+logger = logging.getLogger("octavo_openai")
+
+UNKNOWN_FIELDS_HEADER = "x-octavo-unknown-fields"
+_MAX_UNKNOWN_SHOWN = 8
+_EXCHANGE, _CALL = "octavo.exchange", "octavo.call"
+"""Where the scope holds them."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Application:
+    """Answers HTTP requests with a service, by `routes` and, without a key, by `open_routes`."""
+
+    def __init__(self, service: Service, routes: Sequence[Route], open_routes: Sequence[BaseRoute] = ()) -> None:
+        self.service = service
+        self._router = Router(
+            [
+                *(StarletteRoute(r.path, _Endpoint(service, r), methods=[r.method]) for r in routes),
+                *open_routes,
+            ],
+            redirect_slashes=False,
+        )
+        self._live: set[Exchange] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "the server is configured to speak nothing else"
+        started = time.monotonic()
+        exchange = Exchange(scope, receive, send)
+        scope["app"], scope[_EXCHANGE] = self, exchange
+        self._live.add(exchange)
+        error: APIError | None = None
+        try:
+            error = await self._answer(exchange, receive)
+        finally:
+            self._live.discard(exchange)
+            self._log(exchange, time.monotonic() - started, error)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every request has its answer; those that take longer end with an error."""
+        deadline = time.monotonic() + seconds
+        while self._live and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for exchange in self._live:
+            exchange.stop(APIError.unavailable("the server stops", "draining"))
+
+    async def _answer(self, exchange: Exchange, receive: Receive) -> APIError | None:
+        """Send the answer of whichever route it is, or an error, which is returned."""
+        try:
+            await self._router(exchange.scope, receive, exchange.send)
+            return None
+        except ClientLeft:
+            exchange.status = CLIENT_LEFT
+            return None
+        except HTTPException as found:
+            error = _routing_error(found, exchange.scope)
+        except Exception as raised:
+            known = as_api_error(raised)
+            if known is None:
+                logger.exception("request %s failed", exchange.request_id)
+                known = APIError(500, f"the server failed; its log has request {exchange.request_id}", code="internal")
+            error = known
+        await exchange.send_error(error)
+        return error
+
+    def _log(self, exchange: Exchange, duration: float, error: APIError | None) -> None:
+        call: Call[Any] | None = exchange.scope.get(_CALL)
+        count = call.count if call is not None else None
+        path = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
+        log_request(
+            request_id=exchange.request_id,
+            method=exchange.scope["method"],
+            path=path.decode("ascii", "backslashreplace"),
+            status=exchange.status or CLIENT_LEFT,
+            duration=duration,
+            prompt_tokens=None if count is None else count.prompt,
+            completion_tokens=None if count is None else count.completion,
+            finish_reasons=call.finish_reasons if call is not None else [],
+            error=None if error is None else error.code or error.kind,
+        )
+
+
+class _Endpoint:
+    """One route, as an ASGI application of its own."""
+
+    def __init__(self, service: Service, route: Route) -> None:
+        self._service, self._route = service, route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[_EXCHANGE]
+        exchange.errors = self._route.errors
+        if not self._route.is_open:
+            _check_key(exchange, self._service.options.api_key)
+        body = await self._read(exchange) if self._route.body is not None else None
+        call = Call(service=self._service, request_id=exchange.request_id, body=body, path=scope.get("path_params", {}))
+        scope[_CALL] = call
+        await exchange.run(self._handle(call, exchange), self._service.options.request_timeout)
+
+    async def _read(self, exchange: Exchange) -> msgspec.Struct:
+        options = self._service.options
+        _check_content(exchange)
+        raw = await exchange.read_body(options.max_body_bytes)
+        assert self._route.body is not None
+        body, unknown = decode_body(raw, self._route.body)
+        if unknown and options.unknown_fields == "refuse":
+            refuse_unknown(unknown)
+        if unknown and options.unknown_fields == "warn":
+            shown = ", ".join(ascii(name)[1:-1] for name in unknown[:_MAX_UNKNOWN_SHOWN])[:400]
+            logger.warning("request %s: unknown fields are left out: %s", exchange.request_id, shown)
+            exchange.extra_headers[UNKNOWN_FIELDS_HEADER] = shown
+        return body
+
+    async def _handle(self, call: Call[Any], exchange: Exchange) -> None:
+        answer = await self._route.handler(call)
+        if isinstance(answer, EventStream):
+            await exchange.send_stream(answer)
+        elif isinstance(answer, Content):
+            await exchange.send_content(200, answer.body, answer.content_type)
+        else:
+            await exchange.send_content(200, _encode(answer))
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """`app`, callable by web pages of these origins."""
+    if not origins:
+        return app
+    shown = [REQUEST_ID_HEADER, UNKNOWN_FIELDS_HEADER, "retry-after"]
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+    )
+
+
+def _check_key(exchange: Exchange, keys: Sequence[str]) -> None:
+    if not keys:
+        return
+    scheme, _, given = exchange.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = exchange.headers.get("x-api-key", "")
+    found = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]  # all, whatever is found
+    if not any(found):
+        message = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
+        raise APIError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _check_content(exchange: Exchange) -> None:
+    """Only JSON: web pages of strangers may send other types without being asked whether they may."""
+    kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise APIError(415, "send Content-Type: application/json", code="unsupported_media_type")
+    if exchange.headers.get("content-encoding", "identity").lower() != "identity":
+        raise APIError(415, "send the body without Content-Encoding", code="unsupported_media_type")
+
+
+def _routing_error(error: HTTPException, scope: Scope) -> APIError:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = f"{scope['method']} {scope['path']}: {error.detail}; GET /openapi.json tells what is served"
+    return APIError(error.status_code, message, code=code, headers=error.headers)

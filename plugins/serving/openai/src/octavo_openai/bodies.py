@@ -1,0 +1,65 @@
+"""From the bytes of a request's body to its record, with errors that name the field.
+
+An optional field that is null counts as left out: every such field of a record has the type `… | None`.
+Owns: decoding, and what becomes of unknown fields. Must never know: which records there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo_openai.errors import APIError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+
+
+def decode_body(raw: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """The record in `raw`, and the paths of fields that it does not know. Raises `APIError` (400)."""
+    try:
+        tree = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        raise APIError(400, f"the body is not JSON that can be read: {error}", code="invalid_json") from None
+    try:
+        record = msgspec.convert(tree, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except RecursionError:
+        raise APIError(400, "the body is nested too deep", code="invalid_json") from None
+    return record, list(_unknown_fields(tree, record, ""))
+
+
+def refuse_unknown(paths: list[str]) -> None:
+    if paths:
+        raise APIError(400, f"{paths[0]}: no such field", param=paths[0], code="unknown_field")
+
+
+def _invalid(error: msgspec.ValidationError) -> APIError:
+    message, place = str(error), ""
+    if match := _PLACE.search(message):
+        message, place = message[: match.start()], match[1]
+    if match := _MISSING.fullmatch(message):
+        place = f"{place}.{match[1]}" if place else match[1]
+        return APIError(400, f"{place}: is required", param=place, code="missing_field")
+    message = message.replace("`", "").replace("Expected", "expected", 1)
+    return APIError(400, f"{place or 'the body'}: {message}", param=place or None, code="invalid_type")
+
+
+def _unknown_fields(tree: Any, value: Any, path: str) -> Iterator[str]:
+    """Fields of the mappings in `tree` that the records made of them lack. Null ones count as left out."""
+    if isinstance(value, msgspec.Struct) and isinstance(tree, dict):
+        known = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+        for name, below in tree.items():
+            if name in known:
+                yield from _unknown_fields(below, getattr(value, known[name]), f"{path}{name}.")
+            elif below is not None:
+                yield f"{path}{name}"
+    elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        for i, (below, item) in enumerate(zip(tree, value, strict=True)):
+            yield from _unknown_fields(below, item, f"{path[:-1]}[{i}].")

@@ -1,0 +1,253 @@
+"""`POST /v1/chat/completions`: OpenAI's shape around a conversation.
+
+Owns: its records, whole and in chunks. Must never know: prompts, parsers, how an answer is sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo.spec import MessageDelta, ToolCallDelta
+from octavo_openai.answers import DONE, EventStream, frame
+from octavo_openai.calls import Call, engine_id, new_id
+from octavo_openai.chat_request import ChatCompletionRequest
+from octavo_openai.choices import ChoiceDelta
+from octavo_openai.conversation import Answer, prepare_answer
+from octavo_openai.errors import field_names
+from octavo_openai.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
+from octavo_openai.usage import Usage
+
+
+class Function(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    """In a stream it comes once, first."""
+    arguments: str = ""
+    """JSON text; in a stream, a piece of it."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    index: int | UnsetType = UNSET
+    """In a stream only."""
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: Function
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same under the older name."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+async def create_chat_completion(call: Call[ChatCompletionRequest]) -> ChatCompletion | EventStream:
+    body = call.body
+    names = body.field_names()
+    model = call.service.find_model(body.model)
+    answer_id = new_id("chatcmpl", body.request_id)
+    with field_names(names):
+        conversation = body.conversation(call.service.options)
+        answer = await prepare_answer(call.service, engine_id(answer_id), conversation)
+    call.count = answer.count
+    writer = _Writer(call, answer, answer_id, model)
+    if body.stream:
+        return EventStream(writer.events(names))
+    with field_names(names):
+        return await writer.whole()
+
+
+class _Writer:
+    """Writes one answer, as a whole or as a stream of chunks."""
+
+    def __init__(self, call: Call[ChatCompletionRequest], answer: Answer, answer_id: str, model: str) -> None:
+        self._call, self._body, self._answer = call, call.body, answer
+        self._id, self._model = answer_id, model
+        self._spelling: Spelling | None = None
+        if self._body.logprobs or self._body.prompt_logprobs is not None:
+            self._spelling = Spelling(answer.tokenizer, bool(self._body.return_tokens_as_token_ids))
+
+    async def whole(self) -> ChatCompletion:
+        async with aclosing(self._answer.deltas(incremental=False)) as all_deltas:
+            choices = [self._choice(delta) async for deltas in all_deltas for delta in deltas]
+        self._call.finish_reasons = [str(choice.finish_reason) for choice in choices]
+        return ChatCompletion(
+            id=self._id,
+            created=self._call.created,
+            model=self._model,
+            choices=choices,
+            usage=self._answer.count.usage(),
+            prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    async def events(self, names: dict[str, str]) -> AsyncGenerator[bytes, None]:
+        """`names`: what the client calls the engine's fields."""
+        body, count = self._body, self._answer.count
+        wants_usage = body.wants_usage or self._call.service.options.usage_in_streams
+        usage: Usage | UnsetType | None = None if wants_usage else UNSET
+        begun: set[int] = set()
+        with field_names(names):
+            async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
+                async for deltas in all_deltas:
+                    frames = []
+                    if body.wants_continuous_usage:
+                        usage = count.usage()
+                    for delta in deltas:
+                        if delta.index not in begun:
+                            frames.append(self._first(delta.index, usage, is_first=not begun))
+                            begun.add(delta.index)
+                        choice = self._chunk_choice(delta)
+                        if body.wants_continuous_usage or _tells(choice):
+                            frames.append(self._frame([choice], usage))
+                        if delta.finish_reason is not None:
+                            self._call.finish_reasons.append(delta.finish_reason)
+                    if frames:
+                        yield b"".join(frames)
+        if wants_usage:
+            yield self._frame([], count.usage())
+        yield DONE
+
+    def _first(self, index: int, usage: Usage | UnsetType | None, is_first: bool) -> bytes:
+        """A choice's first chunk; the answer's first tells about the prompt, too."""
+        chunk = self._chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=""))], usage)
+        if is_first:
+            chunk.prompt_token_ids, chunk.prompt_logprobs = self._prompt_token_ids(), self._prompt_logprobs()
+        return frame(chunk)
+
+    def _frame(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
+        return frame(self._chunk(choices, usage))
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._id, created=self._call.created, model=self._model, choices=choices, usage=usage
+        )
+
+    def _chunk_choice(self, delta: ChoiceDelta) -> ChunkChoice:
+        message = delta.message
+        told = Delta()
+        if message.content:
+            told.content = message.content
+        if message.reasoning:
+            told.reasoning = told.reasoning_content = message.reasoning
+        if message.tool_calls:
+            told.tool_calls = [_call_piece(call) for call in message.tool_calls]
+        return ChunkChoice(
+            index=delta.index,
+            delta=told,
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+            stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _choice(self, delta: ChoiceDelta) -> ChatChoice:
+        return ChatChoice(
+            index=delta.index,
+            message=_whole_message(delta.message),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+        if self._spelling is None or delta.logprobs is None:
+            return None
+        return chat_logprobs(delta.logprobs, self._spelling)
+
+    def _prompt_token_ids(self) -> Sequence[int] | UnsetType:
+        return self._answer.request.prompt_token_ids if self._body.return_token_ids else UNSET
+
+    def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        if self._body.prompt_logprobs is None or self._spelling is None:
+            return UNSET
+        return prompt_logprobs(self._answer.prompt_logprobs or (), self._body.prompt_logprobs, self._spelling)
+
+
+def _tells(choice: ChunkChoice) -> bool:
+    """Whether a chunk holds anything but the silence of a token whose text is not certain yet."""
+    said = choice.delta.content or choice.delta.reasoning or choice.delta.tool_calls
+    return bool(said or choice.logprobs or choice.finish_reason or choice.token_ids)
+
+
+def _call_piece(call: ToolCallDelta) -> ToolCall:
+    if call.name is None:
+        return ToolCall(index=call.index, function=Function(arguments=call.arguments))
+    function = Function(name=call.name, arguments=call.arguments)
+    return ToolCall(index=call.index, id=_new_call_id(), type="function", function=function)
+
+
+def _whole_message(message: MessageDelta) -> AssistantMessage:
+    calls: dict[int, ToolCall] = {}
+    for piece in message.tool_calls:
+        if piece.name is not None:
+            function = Function(name=piece.name)
+            calls[piece.index] = ToolCall(id=_new_call_id(), type="function", function=function)
+        calls[piece.index].function.arguments += piece.arguments
+    made = AssistantMessage(content=message.content or (None if calls else ""))
+    if message.reasoning:
+        made.reasoning = made.reasoning_content = message.reasoning
+    if calls:
+        made.tool_calls = list(calls.values())
+    return made
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

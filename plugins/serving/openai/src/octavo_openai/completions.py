@@ -1,0 +1,235 @@
+"""`POST /v1/completions`: prompts in, their continuations out.
+
+Owns: OpenAI's records for it, echo, scoring. Must never know: how an answer is sent.
+
+With `echo` and `max_tokens: 0` a prompt is scored: one token is computed, for the engine knows no less, and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from octavo import AsyncLLM
+from octavo.errors import InvalidRequestError
+from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
+from octavo_openai.answers import DONE, EventStream, frame
+from octavo_openai.calls import Call, engine_id, new_id
+from octavo_openai.errors import field_names
+from octavo_openai.generation import generate
+from octavo_openai.logprobs import (
+    CompletionLogprobs,
+    LegacyLogprobs,
+    PromptLogprobs,
+    Spelling,
+    joined,
+    prompt_logprobs,
+)
+from octavo_openai.options import ServerOptions
+from octavo_openai.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
+from octavo_openai.sampling import GenerationRequest, check_at_most, sampling_changes
+from octavo_openai.usage import TokenCount, Usage
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: PromptField
+    echo: bool | None = None
+    """Begin the text with the prompt; with `logprobs` also those of the prompt's tokens."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to tell besides the one that was taken."""
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep the prompt's last tokens, so many; -1: as many as the model takes."""
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    """Number of the prompt times `n`, and the number of the completion."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The whole answer, or what is new in a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def create_completion(call: Call[CompletionRequest]) -> Completion | EventStream:
+    body, service = call.body, call.service
+    model = service.find_model(body.model)
+    llm = service.admit()
+    names = {"structured_outputs": "response_format"} if body.response_format is not None else {}
+    with field_names(names):
+        answer_id = new_id("cmpl", body.request_id)
+        requests = await _make_requests(llm, body, service.options, answer_id)
+    run = _Run(llm, body, requests)
+    call.count = run.count
+    head = Completion(id=answer_id, created=call.created, model=model, choices=[])
+    if body.stream:
+        return EventStream(_events(call, run, head, names))
+    with field_names(names):
+        async with aclosing(run.choices(incremental=False)) as pieces:
+            head.choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
+    head.usage = run.count.usage()
+    call.finish_reasons = [str(choice.finish_reason) for choice in head.choices]
+    return head
+
+
+async def _events(
+    call: Call[CompletionRequest], run: _Run, head: Completion, names: dict[str, str]
+) -> AsyncGenerator[bytes, None]:
+    body = call.body
+    wants_usage = body.wants_usage or call.service.options.usage_in_streams
+    with field_names(names):
+        async with aclosing(run.choices(incremental=True)) as pieces:
+            async for piece in pieces:
+                usage: Usage | UnsetType | None = None if wants_usage else UNSET
+                if body.wants_continuous_usage:
+                    usage = run.count.usage()
+                call.finish_reasons += [c.finish_reason for c in piece if c.finish_reason is not None]
+                told = [c for c in piece if body.wants_continuous_usage or _tells(c)]
+                if told:
+                    yield b"".join([frame(msgspec.structs.replace(head, choices=[c], usage=usage)) for c in told])
+    if wants_usage:
+        yield frame(msgspec.structs.replace(head, usage=run.count.usage()))
+    yield DONE
+
+
+def _tells(choice: CompletionChoice) -> bool:
+    """Whether a piece holds anything but the silence of a token whose text is not certain yet."""
+    first = choice.prompt_token_ids is not UNSET or choice.prompt_logprobs is not UNSET
+    return bool(choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or first)
+
+
+async def _make_requests(
+    llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, answer_id: str
+) -> list[Request]:
+    """A request for each prompt; all of them are found good before any runs."""
+    changes = sampling_changes(body, options)
+    prompts = split_prompts(body.prompt)
+    check_at_most("prompt", len(prompts), options.max_prompts)
+    check_at_most("n", len(prompts) * (body.n or 1), max(options.max_prompts, options.max_n))
+    check_at_most("logprobs", body.logprobs, options.max_logprobs)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of", "is not offered; leave it out, or set it to n")
+    if body.suffix:
+        raise InvalidRequestError("suffix", "is not offered; leave it out")
+    if body.logprobs is not None:
+        changes["logprobs"] = body.logprobs
+        if body.echo:
+            changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    if body.max_tokens == 0 and body.echo:
+        changes |= {"max_tokens": 1, "min_tokens": 0}
+    params = llm.default_sampling_params(**changes)
+    adds_special = body.add_special_tokens is not False
+    requests = []
+    for given in prompts:
+        prompt = await prepare_prompt(llm, given, adds_special, body.truncate_prompt_tokens, body.cache_salt)
+        requests.append(await llm.make_request(engine_id(answer_id), prompt, params))
+    return requests
+
+
+class _Run:
+    """The requests of one call while they run."""
+
+    def __init__(self, llm: AsyncLLM, body: CompletionRequest, requests: Sequence[Request]) -> None:
+        self.count = TokenCount()
+        for request in requests:
+            self.count.add_prompt(request)
+        self._llm, self._body, self._requests = llm, body, requests
+        self._scores = body.max_tokens == 0
+
+    async def choices(self, incremental: bool) -> AsyncGenerator[list[CompletionChoice], None]:
+        """What is new of the choices, whenever something is; not `incremental`: all of a prompt's, once.
+
+        Leaving it aborts the requests; so close it.
+        """
+        n = self._body.n or 1
+        writers = [_Writer(self._llm, self._body, r, i * n + j) for i, r in enumerate(self._requests) for j in range(n)]
+        async with aclosing(generate(self._llm, self._requests, incremental)) as outputs:
+            async for i, output in outputs:
+                if self._scores:
+                    output = _scored(output)
+                self.count.add_output(output)
+                pieces = [writers[i * n + c.index].write(output, c) for c in output.outputs]
+                yield [piece for piece in pieces if piece is not None]
+
+
+def _scored(output: RequestOutput) -> RequestOutput:
+    """The output without the token that nobody asked for."""
+    empty = {"text": "", "token_ids": (), "logprobs": (), "stop_reason": None}
+    ended = [replace(c, **empty, finish_reason=c.finish_reason and FinishReason.LENGTH) for c in output.outputs]
+    return replace(output, outputs=tuple(ended))
+
+
+class _Writer:
+    """Writes one choice, in one piece or in many."""
+
+    def __init__(self, llm: AsyncLLM, body: CompletionRequest, request: Request, index: int) -> None:
+        self._body, self._request, self._index = body, request, index
+        self._has_begun = self._is_finished = False
+        self._prompt_text, self._prompt_shows_special = "", True
+        self._legacy: LegacyLogprobs | None = None
+        shows_special = not request.sampling_params.skip_special_tokens
+        if body.echo:
+            self._prompt_text = request.prompt or ""
+            if request.prompt is None:
+                tokenizer = need_tokenizer(llm)
+                self._prompt_text = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=not shows_special)
+                self._prompt_shows_special = shows_special
+        if body.logprobs is not None or body.prompt_logprobs is not None:
+            self._spelling = Spelling(need_tokenizer(llm), bool(body.return_tokens_as_token_ids))
+        if body.logprobs is not None:
+            self._legacy = LegacyLogprobs(self._spelling, body.logprobs, shows_special)
+
+    def write(self, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice | None:
+        """What is new; None if nothing."""
+        if self._is_finished or not (completion.token_ids or completion.finished):
+            return None
+        self._is_finished = completion.finished
+        choice = CompletionChoice(
+            index=self._index,
+            text=completion.text,
+            logprobs=None,
+            finish_reason=None if completion.finish_reason is None else completion.finish_reason.value,
+            stop_reason=completion.stop_reason,
+        )
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin(choice, output)
+        if self._legacy is not None:
+            new = self._legacy.output(completion.token_ids, completion.logprobs or ())
+            choice.logprobs = new if choice.logprobs is None else joined(choice.logprobs, new)
+        if self._body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        return choice
+
+    def _begin(self, choice: CompletionChoice, output: RequestOutput) -> None:
+        """The prompt's part, which is known as a whole with the first token."""
+        body, ids, logprobs = self._body, output.prompt_token_ids, output.prompt_logprobs or ()
+        if body.return_token_ids:
+            choice.prompt_token_ids = ids
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(logprobs, body.prompt_logprobs, self._spelling)
+        if body.echo:
+            choice.text = self._prompt_text + choice.text
+            if self._legacy is not None:
+                choice.logprobs = self._legacy.prompt(ids, logprobs, self._prompt_text, self._prompt_shows_special)

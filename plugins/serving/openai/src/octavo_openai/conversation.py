@@ -1,0 +1,112 @@
+"""A conversation's next message: messages, tools and sampling options in, what each choice says out.
+
+Every API that knows messages is a shape around this. A stream and a whole answer are one thing: the model's text comes
+in many pieces or in one, and the parsers do not care.
+Owns: `Conversation`, `Answer` and the order of its steps. Must never know: HTTP, the JSON of any API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo import AsyncLLM
+from octavo.request import Request, TokenLogprobs
+from octavo.spec import MessageParser, Tokenizer
+from octavo_openai.choices import ChoiceDelta, ChoiceReader
+from octavo_openai.generation import generate
+from octavo_openai.messages import Message, Rendering, render_prompt
+from octavo_openai.prompts import encode, need_tokenizer
+from octavo_openai.service import Service
+from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
+from octavo_openai.usage import TokenCount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What the model is to answer, and how."""
+
+    messages: Sequence[Message]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of the model's default sampling options."""
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    rendering: Rendering = field(default_factory=Rendering)
+    cache_salt: str | None = None
+
+
+class Answer:
+    """A conversation that was found good, and may now be computed."""
+
+    def __init__(self, service: Service, llm: AsyncLLM, request: Request, tool_use: ToolUse) -> None:
+        """Use `prepare_answer`."""
+        self.request = request
+        self.count = TokenCount()
+        """Tokens so far."""
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        """Known with the first deltas, if they were asked for."""
+        self._llm = llm
+        self._tool_use = tool_use
+        self._reasoning_parser = service.reasoning_parser
+        self.count.add_prompt(request)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return need_tokenizer(self._llm)
+
+    async def deltas(self, incremental: bool) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """What is new, whenever something is; not `incremental`: everything of every choice, once.
+
+        Leaving it aborts the request; so close it.
+        """
+        readers = [self._reader() for _ in range(self.request.sampling_params.n)]
+        async with aclosing(generate(self._llm, [self.request], incremental)) as outputs:
+            async for _, output in outputs:
+                self.count.add_output(output)
+                self.prompt_logprobs = output.prompt_logprobs
+                deltas = [d for c in output.outputs if (d := readers[c.index].read(c)) is not None]
+                if output.finished and any(reader.reasoning for reader in readers):
+                    self.count.reasoning = await self._count_reasoning(readers)
+                if deltas:
+                    yield deltas
+
+    def _reader(self) -> ChoiceReader:
+        tool_use, offer = self._tool_use, self._reasoning_parser
+        parsers: list[MessageParser] = []
+        if offer is not None and tool_use.constraint is None:  # a constraint leaves no room for reasoning
+            parsers.append(offer.make(self.request.prompt or ""))
+        if tool_use.make_parser is not None:
+            parsers.append(tool_use.make_parser())
+        return ChoiceReader(parsers, tool_use.most_calls, tool_use.ends_with_calls)
+
+    async def _count_reasoning(self, readers: Sequence[ChoiceReader]) -> int:
+        """As the tokenizer splits what was set apart, which does not depend on how it came."""
+        counts = [len(await encode(self._llm, r.reasoning, add_special_tokens=False)) for r in readers if r.reasoning]
+        return min(sum(counts), self.count.completion)
+
+
+async def prepare_answer(service: Service, request_id: str, conversation: Conversation) -> Answer:
+    """Check and render; nothing is computed yet. Raises `InvalidRequestError` and `APIError`."""
+    llm = service.admit()
+    template = (llm.tokenizer and llm.tokenizer.chat_template) or ""
+    sampling = {"max_tokens": None, **conversation.sampling}
+    tool_use = plan_tool_use(
+        conversation.tools,
+        conversation.tool_choice,
+        conversation.parallel_tool_calls,
+        sampling.pop("structured_outputs", None),
+        service.tool_parser,
+        template,
+    )
+    if tool_use.keep_special_tokens:
+        sampling["skip_special_tokens"] = False
+    params = llm.default_sampling_params(**sampling, structured_outputs=tool_use.constraint)
+    messages, tools = conversation.messages, tool_use.tools
+    if tool_use.spell_out is not None:
+        messages, tools = tool_use.spell_out(messages, tools), ()
+    prompt = await render_prompt(llm, messages, tools, conversation.rendering)
+    prompt["cache_salt"] = conversation.cache_salt
+    return Answer(service, llm, await llm.make_request(request_id, prompt, params), tool_use)

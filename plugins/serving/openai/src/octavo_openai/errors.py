@@ -1,0 +1,99 @@
+"""What a client is told when its request fails: a status, and OpenAI's error object.
+
+Owns: `APIError`, and which exception becomes which. Must never know: routes, how an answer is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo_openai.answers import frame
+
+RETRY_AFTER = 1
+"""Seconds that a client is told to wait where nothing better is known."""
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    """The field of the request at fault."""
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    error: ErrorDetail
+
+
+class APIError(Exception):
+    """A request ends with this status and message; nothing is wrong with the server."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def unavailable(cls, message: str, code: str, status: int = 503, retry_after: int = RETRY_AFTER) -> APIError:
+        """The same request may succeed later."""
+        return cls(status, message, code=code, headers={"retry-after": str(retry_after)})
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's word for the class of error."""
+        if self.status >= 500:
+            return "server_error"
+        return {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API writes its errors."""
+
+    body: Callable[[APIError], msgspec.Struct]
+    event: Callable[[APIError], bytes]
+    """The last event of a stream that cannot go on."""
+
+
+def error_body(error: APIError) -> ErrorBody:
+    detail = ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
+    return ErrorBody(error=detail)
+
+
+OPENAI_ERRORS = ErrorShape(body=error_body, event=lambda error: frame(error_body(error)))
+
+
+def as_api_error(error: Exception) -> APIError | None:
+    """What an exception means to the client; None for one that nobody foresaw."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return APIError(400, str(error), param=error.field, code="invalid_value")
+    if isinstance(error, EngineDeadError):
+        return APIError.unavailable(str(error), "engine_dead")
+    return None
+
+
+@contextmanager
+def field_names(names: Mapping[str, str]) -> Generator[None]:
+    """Within it, errors about the engine's fields (keys) name those that the client wrote (values)."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.field not in names:
+            raise
+        message = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidRequestError(names[error.field], message) from error

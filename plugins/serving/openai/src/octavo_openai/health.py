@@ -1,0 +1,28 @@
+"""`GET /health` and `GET /version`. Owns: their records. Must never know: what keeps the engine from answering."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Literal
+
+import msgspec
+
+from octavo_openai.calls import Call
+
+
+class Health(msgspec.Struct, kw_only=True):
+    status: Literal["ok"] = "ok"
+
+
+class Version(msgspec.Struct, kw_only=True):
+    version: str
+
+
+async def get_health(call: Call[None]) -> Health:
+    """An error (503) while the model is being loaded, while the server drains, and once the engine has ended."""
+    _ = call.service.llm
+    return Health()
+
+
+async def get_version(call: Call[None]) -> Version:
+    return Version(version=version("octavo"))

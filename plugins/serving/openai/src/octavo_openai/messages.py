@@ -1,0 +1,99 @@
+"""Chat messages as clients write them, made into what chat templates expect.
+
+Owns: roles, histories of tool calls, continued messages. Must never know: sampling, parsers, what answers look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from octavo import AsyncLLM
+from octavo.errors import InvalidRequestError
+from octavo_openai.prompts import encode, need_tokenizer
+
+Message = Mapping[str, Any]
+
+_TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+"""Variables with a place of their own."""
+_END = "\ue000octavo\ue001"
+"""Marks where a continued message ends; no text has these private characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    """None: yes, unless a message is continued."""
+    continue_final_message: bool = False
+    """The answer goes on where the last message, the assistant's, ends."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """The template's own variables."""
+
+
+async def render_prompt(
+    llm: AsyncLLM, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], rendering: Rendering
+) -> dict[str, Any]:
+    """The prompt for `make_request`: text and token ids. Raises `InvalidRequestError` (field `messages`)."""
+    template = need_tokenizer(llm).chat_template or ""
+    prepared = [_prepared(message, template) for message in messages]
+    continues = rendering.continue_final_message
+    if continues and rendering.add_generation_prompt:
+        raise InvalidRequestError("continue_final_message", "and add_generation_prompt exclude each other")
+    if taken := sorted(_TAKEN.intersection(rendering.variables)):
+        raise InvalidRequestError("chat_template_kwargs", f"{', '.join(taken)} cannot be set there")
+    variables = dict(rendering.variables)
+    if tools:
+        variables["tools"] = list(tools)
+    if continues:
+        _mark_end(prepared)
+    opens = not continues if rendering.add_generation_prompt is None else rendering.add_generation_prompt
+    prompt = await llm.render_chat(prepared, add_generation_prompt=opens, **variables)
+    if not continues:
+        return prompt
+    text, mark, _ = prompt["prompt"].rpartition(_END)
+    if not mark:
+        raise InvalidRequestError("continue_final_message", "the model's chat template leaves the last message out")
+    return {"prompt": text, "prompt_token_ids": await encode(llm, text, add_special_tokens=False)}
+
+
+def _prepared(message: Message, template: str) -> dict[str, Any]:
+    made = {name: value for name, value in message.items() if value is not None}
+    if made.get("role") == "developer" and "developer" not in template:
+        made["role"] = "system"
+    for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        if name in made:
+            made.setdefault(other, made[name])
+    if calls := made.get("tool_calls"):
+        made["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+    # a template that knows no calls would write "None" for the content of a message that has none
+    made.setdefault("content", None if "tool_calls" in made and "tool_calls" in template else "")
+    return made
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Templates write arguments as JSON themselves; what is not the JSON of an object is left to them as it is."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}", type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != "assistant" or content is None or last.get("tool_calls"):
+        raise InvalidRequestError("continue_final_message", "the last message must be the assistant's and have content")
+    if isinstance(content, str):
+        last["content"] = content + _END
+    elif content:
+        *parts, part = content
+        last["content"] = [*parts, {**part, "text": f"{part.get('text', '')}{_END}"}]

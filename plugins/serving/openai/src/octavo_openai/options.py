@@ -1,0 +1,160 @@
+"""The server's options: one section of the configuration, and a flag of `octavo serve` for each of them.
+
+Owns: names, defaults, ranges and help texts; how flags win over the configuration. Must never know: what is done with
+an option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from octavo.config import Section
+from octavo.errors import ConfigError
+
+PLUGIN = "openai"
+"""This plugin's name, under which the configuration has its options."""
+API_KEY_VARIABLE = "OCTAVO_API_KEY"
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+NotNegative = Annotated[float, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class ServerOptions(Section, frozen=True):
+    """`plugins.openai.…`"""
+
+    host: Annotated[str, _doc("Address to listen on; 0.0.0.0 for every one, of which anybody can then send.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(ge=0, le=65535), _doc("TCP port; 0 takes a free one.")] = 8000
+    uds: Annotated[str | None, _doc("Path of a Unix socket to listen on instead.")] = None
+    ssl_certfile: Annotated[str | None, _doc("Certificate (PEM) to speak HTTPS with.")] = None
+    ssl_keyfile: Annotated[str | None, _doc("Private key of the certificate.")] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        _doc(f"Keys that clients must send one of; none: no key is asked for. {API_KEY_VARIABLE} adds one."),
+    ] = ()
+    open_metrics: Annotated[bool, _doc("Answer GET /metrics without a key.")] = False
+    allow_origins: Annotated[
+        tuple[str, ...], _doc("Origins whose web pages may call the server from a browser (CORS); * for all.")
+    ] = ()
+    served_model_name: Annotated[
+        tuple[str, ...], _doc("Names that requests may call the model by; none: the file's or folder's name.")
+    ] = ()
+    tool_parser: Annotated[str, _doc("Parser of tool calls; auto: what suits the chat template; none: no parser.")] = (
+        "auto"
+    )
+    reasoning_parser: Annotated[
+        str, _doc("Parser that sets reasoning apart; auto: what suits the chat template; none: no parser.")
+    ] = "auto"
+    usage_in_streams: Annotated[bool, _doc("End every stream with its usage, asked for or not.")] = False
+    unknown_fields: Annotated[
+        Literal["warn", "refuse", "ignore"],
+        _doc("What to do about fields of a request that nobody knows; warn: in the log and in a header."),
+    ] = "warn"
+    max_n: Annotated[PositiveInt, _doc("Most completions of one prompt.")] = 128
+    max_prompts: Annotated[PositiveInt, _doc("Most prompts, and most completions of all prompts, of a request.")] = 1024
+    max_logprobs: Annotated[int, Meta(ge=0), _doc("Most log probabilities at one position.")] = 20
+    max_stop_strings: Annotated[int, Meta(ge=0), _doc("Most stop strings of a request.")] = 64
+    max_tools: Annotated[int, Meta(ge=0), _doc("Most tools of a request.")] = 128
+    max_body_bytes: Annotated[PositiveInt, _doc("Longest body of a request in bytes.")] = 8 * 2**20
+    max_queued_requests: Annotated[
+        PositiveInt, _doc("Requests that wait to be computed; while there are more, new ones are refused (429).")
+    ] = 4096
+    request_timeout: Annotated[
+        Positive | None, _doc("Seconds that a request may take; then it is aborted (504). None: any time.")
+    ] = None
+    timeout_client: Annotated[
+        Positive, _doc("Seconds in which a client must send a whole request, or read some of an answer.")
+    ] = 60.0
+    timeout_keep_alive: Annotated[Positive, _doc("Seconds that an idle connection is kept open between requests.")] = (
+        30.0
+    )
+    drain_timeout: Annotated[
+        NotNegative, _doc("Seconds that running requests may take to end after the signal to stop.")
+    ] = 30.0
+    log_requests: Annotated[bool, _doc("Log a line for each request; never its text.")] = True
+    log_format: Annotated[Literal["text", "json"], _doc("Form of log lines: text, or a JSON object each.")] = "text"
+    in_process: Annotated[
+        bool, _doc("Run the engine in a thread of the server's process instead of one of its own.")
+    ] = False
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for each option; what is not given stays out of the namespace."""
+    group = parser.add_argument_group("server options")
+    for field in msgspec.structs.fields(ServerOptions):
+        flag = f"--{field.name.replace('_', '-')}"
+        settings: dict[str, Any] = {"dest": _dest(field.name), "default": argparse.SUPPRESS, "help": _help(field)}
+        if _plain(field.type) is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            settings["metavar"] = "VALUE"
+            settings["action"] = "append" if _is_list(field.type) else "store"
+        group.add_argument(flag, **settings)
+
+
+def read_options(arguments: argparse.Namespace) -> ServerOptions:
+    """The options in force: flags win over file and environment. Raises `ConfigError`."""
+    given = dict(arguments.engine_config.plugins.get(PLUGIN, {}))
+    for name in ServerOptions.__struct_fields__:
+        if hasattr(arguments, _dest(name)):
+            given[name] = getattr(arguments, _dest(name))
+    options = _convert(given)
+    key = os.environ.get(API_KEY_VARIABLE)
+    if key and key not in options.api_key:
+        options = msgspec.structs.replace(options, api_key=(*options.api_key, key))
+    if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
+        raise ConfigError(f"plugins.{PLUGIN}: ssl_certfile and ssl_keyfile go together; give both or none")
+    if not all(options.api_key):
+        raise ConfigError(f"plugins.{PLUGIN}.api_key: a key cannot be empty")
+    return options
+
+
+def _convert(given: Mapping[str, Any]) -> ServerOptions:
+    """Options of which some may be written as text, as flags and environment have them."""
+    types = {field.name: field.type for field in msgspec.structs.fields(ServerOptions)}
+    values = dict(given)
+    for name, value in given.items():
+        if isinstance(value, str) and name in types and _is_list(types[name]):
+            values[name] = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        return msgspec.convert(values, ServerOptions, strict=False)
+    except msgspec.ValidationError as error:
+        message, name = str(error), ""
+        if match := re.search(r" - at `\$\.(\w+).*`$", message):
+            message, name = message[: match.start()], f".{match[1]}"
+        raise ConfigError(f"plugins.{PLUGIN}{name}: {message.replace('`', '')}") from None
+
+
+def _dest(name: str) -> str:
+    return f"server_{name}"
+
+
+def _plain(annotated: Any) -> Any:
+    return typing.get_args(annotated)[0] if typing.get_origin(annotated) is Annotated else annotated
+
+
+def _is_list(annotated: Any) -> bool:
+    return typing.get_origin(_plain(annotated)) is tuple
+
+
+def _help(field: msgspec.structs.FieldInfo) -> str:
+    text = next(meta.description for meta in field.type.__metadata__ if meta.description)
+    if _is_list(field.type):
+        return f"{text} Repeatable.".replace("%", "%%")
+    default = {None: "none", True: "yes", False: "no"}.get(field.default, field.default)
+    return f"{text} (default: {default})".replace("%", "%%")

@@ -1,0 +1,85 @@
+"""The server's log: a line for each request, as text or as JSON, never with anybody's text in it.
+
+Owns: what such a line says, how all log lines are written. Must never know: who logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+logger = logging.getLogger("octavo_openai")
+
+_FIELDS = "fields"
+"""The attribute of a log record that holds what is known besides its message."""
+_MAX_PATH = 200
+
+
+def configure_logging(form: Literal["text", "json"], log_requests: bool) -> None:
+    """Write every log line of this process to standard error, in this form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JSONFormatter() if form == "json" else _TextFormatter())
+    logging.basicConfig(handlers=[handler], force=True)
+    logger.setLevel(logging.INFO if log_requests else logging.WARNING)
+
+
+def log_request(
+    *,
+    request_id: str,
+    method: str,
+    path: str,
+    status: int,
+    duration: float,
+    prompt_tokens: int | None,
+    completion_tokens: int | None,
+    finish_reasons: list[str],
+    error: str | None,
+) -> None:
+    """`path` as the client wrote it, percent-encoded."""
+    fields = {
+        "request_id": request_id,
+        "method": method,
+        "path": path[:_MAX_PATH],
+        "status": status,
+        "duration": round(duration, 4),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "finish_reasons": finish_reasons or None,
+        "error": error,
+    }
+    logger.info("request", extra={_FIELDS: {name: value for name, value in fields.items() if value is not None}})
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class _JSONFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, _FIELDS, {})
+        said = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+        line = f"{_time_of(record)} {record.levelname}: {record.getMessage()} {said}".rstrip()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _shown(value: Any) -> str:
+    text = ",".join(value) if isinstance(value, list) else str(value)
+    return text if text.isprintable() and " " not in text else repr(text)

@@ -1,0 +1,127 @@
+"""The fields that all requests for text have in common, and the `SamplingParams` that they ask for.
+
+Owns: those fields, the server's limits on them, `response_format`. Must never know: prompts, what an answer looks like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import msgspec
+
+from octavo import SamplingParams
+from octavo.errors import InvalidRequestError
+from octavo_openai.options import ServerOptions
+
+
+class JSONSchemaFormat(msgspec.Struct, kw_only=True):
+    """A schema with a name; whether strict or not, it is enforced."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's way to say what form the text must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchemaFormat | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    """End the stream with a chunk that holds the usage."""
+    continuous_usage_stats: bool | None = None
+    """Tell the usage so far in every chunk."""
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What may be said about sampling, in OpenAI's words and in vLLM's for what OpenAI lacks."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: str | list[str] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # for accounting elsewhere; nothing here depends on them
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+_PASSED_ON = frozenset(f.name for f in dataclasses.fields(SamplingParams)) & set(GenerationRequest.__struct_fields__)
+
+
+def sampling_changes(body: GenerationRequest, options: ServerOptions) -> dict[str, Any]:
+    """What the request changes of the model's default sampling options. Raises `InvalidRequestError`."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options", "needs stream: true")
+    changes = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+    if (constraint := _constraint(body.response_format)) is not None:
+        if body.structured_outputs is not None:
+            raise InvalidRequestError("response_format", "and structured_outputs exclude each other")
+        changes["structured_outputs"] = constraint
+    check_at_most("n", body.n, options.max_n)
+    check_at_most("prompt_logprobs", body.prompt_logprobs, options.max_logprobs)
+    if isinstance(body.stop, list) and len(body.stop) > options.max_stop_strings:
+        raise InvalidRequestError("stop", f"at most {options.max_stop_strings} strings here, got {len(body.stop)}")
+    return changes
+
+
+def check_at_most(name: str, value: int | None, limit: int) -> None:
+    """Raises `InvalidRequestError` for what passes the server's limit."""
+    if value is not None and value > limit:
+        raise InvalidRequestError(name, f"must be at most {limit} here, got {value}")
+
+
+def _constraint(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    """Fields of `StructuredOutputsParams`, or None for text of any form."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"json_object": True}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise InvalidRequestError("response_format", "json_schema.schema is required with type json_schema")
+    return {"json": wanted.json_schema.schema}

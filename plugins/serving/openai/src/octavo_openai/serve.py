@@ -1,0 +1,167 @@
+"""`octavo serve`: the life of the server's process.
+
+It listens before the model is loaded and says so to whoever asks. The first signal to stop lets running requests end,
+the second ends everything at once; an engine that died is told to everybody, and then the process ends with 1.
+Owns: sockets, signals, the order of start and end, exit codes. Must never know: routes, requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+from collections.abc import Generator
+
+import uvicorn
+import uvloop
+
+from octavo import AsyncLLM
+from octavo.config import EngineConfig
+from octavo_openai.app import Application, with_cors
+from octavo_openai.connection import make_connection_class
+from octavo_openai.options import ServerOptions, read_options
+from octavo_openai.request_log import configure_logging
+from octavo_openai.routes import ROUTES
+from octavo_openai.service import Service
+
+logger = logging.getLogger("octavo_openai")
+
+_BACKLOG = 2048
+_MAX_FILES = 2**20
+_LAST_WORDS = 2.0
+"""Seconds in which a server whose engine died still says so."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal (0) or the engine's death (1). Raises what the engine raises if it cannot be built."""
+    options = read_options(arguments)
+    configure_logging(options.log_format, options.log_requests)
+    _raise_file_limit()
+    with _listen(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(options, arguments.engine_config, listener))
+
+
+async def _serve(options: ServerOptions, config: EngineConfig, listener: socket.socket) -> int:
+    stop = _stop_on_signals()
+    service = Service(options)
+    app = Application(service, ROUTES)
+    settings = _uvicorn_config(options, app)
+    settings.load()  # raises for certificates that cannot be read
+    server = _Server(settings)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(AsyncLLM.start(config, in_process=options.in_process))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            os._exit(0)  # threads that load cannot be called back; the engine's process ends with this one
+        llm = loading.result()
+        try:
+            service.attach(llm)
+            gc.collect()
+            gc.freeze()  # what was imported and loaded lives as long as the process
+            print(f"octavo: serving {service.model_names[0]} at {_address(options, listener)}", flush=True)
+            return await _until_end(app, llm, stopping)
+        finally:
+            await llm.shutdown()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _until_end(app: Application, llm: AsyncLLM, stopping: asyncio.Task[bool]) -> int:
+    ended = asyncio.create_task(llm.wait_ended())
+    await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        app.service.draining = True
+        draining = asyncio.create_task(app.drain(app.service.options.drain_timeout))
+        await asyncio.wait((draining, ended), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0.1)  # the last words of what was stopped
+        return 0
+    logger.error("%s", llm.error)
+    await asyncio.sleep(_LAST_WORDS)
+    return 1
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _uvicorn_config(options: ServerOptions, app: Application) -> uvicorn.Config:
+    return uvicorn.Config(
+        with_cors(app, options.allow_origins),
+        http=make_connection_class(options.timeout_client),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=options.timeout_keep_alive,  # type: ignore[arg-type] - a float will do
+        timeout_graceful_shutdown=1,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+    )
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second ends the process on the spot."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        logger.warning("stopping: new requests are refused, running ones may end; a second signal stops at once")
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+@contextlib.contextmanager
+def _listen(options: ServerOptions) -> Generator[socket.socket]:
+    """A socket that is bound already, so that its port is known and clients may come. Raises `OSError`."""
+    if options.uds is None:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        with socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG) as listener:
+            yield listener
+        return
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(options.uds).st_mode):  # left by a server that was killed
+            os.unlink(options.uds)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(options.uds)
+        try:
+            listener.listen(_BACKLOG)
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(options.uds)
+
+
+def _address(options: ServerOptions, listener: socket.socket) -> str:
+    if options.uds is not None:
+        return f"unix:{options.uds}"
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if options.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _raise_file_limit() -> None:
+    """As many connections as the system allows; each is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

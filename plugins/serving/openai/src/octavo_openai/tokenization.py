@@ -1,0 +1,77 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them: the ids that the engine would compute.
+
+Owns: their records. Must never know: how a tokenizer works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from octavo.errors import InvalidRequestError
+from octavo_openai.calls import Call
+from octavo_openai.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
+from octavo_openai.messages import Rendering, render_prompt
+from octavo_openai.prompts import encode, need_tokenizer
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """A prompt, or else messages as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Of a prompt; a chat template writes its own."""
+    return_token_strs: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeResponse(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    """As the vocabulary spells them, if that was asked for."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+async def tokenize(call: Call[TokenizeRequest]) -> TokenizeResponse:
+    body, llm = call.body, call.service.llm
+    call.service.find_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("prompt", "give either prompt or messages")
+    if body.prompt is not None:
+        ids = await encode(llm, body.prompt, body.add_special_tokens is not False)
+    else:
+        rendering = Rendering(
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            variables=body.chat_template_kwargs or {},
+        )
+        messages = template_messages(body.messages or [])
+        ids = (await render_prompt(llm, messages, template_tools(body.tools), rendering))["prompt_token_ids"]
+    spellings = [need_tokenizer(llm).token(i) for i in ids] if body.return_token_strs else None
+    return TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=spellings)
+
+
+async def detokenize(call: Call[DetokenizeRequest]) -> DetokenizeResponse:
+    ids, llm = call.body.tokens, call.service.llm
+    call.service.find_model(call.body.model)
+    tokenizer = need_tokenizer(llm)
+    if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+        raise InvalidRequestError("tokens", f"ids must be from 0 to {tokenizer.vocab_size - 1}")
+    return DetokenizeResponse(prompt=await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False))

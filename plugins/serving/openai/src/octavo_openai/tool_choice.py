@@ -1,0 +1,182 @@
+"""How a conversation may use its tools, and what that means for its output.
+
+Owns: `tool_choice`, the JSON schema that makes a call certain, which parser reads the calls. Must never know: messages,
+what an answer looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from octavo.errors import InvalidRequestError
+from octavo.spec import MessageParser, ToolParserEntry, load_factory
+from octavo_openai.constrained_calls import ARGUMENTS, NAME, ArgumentsParser, CallListParser, CallsOrContentParser
+
+if TYPE_CHECKING:
+    from octavo.extensions import Offer
+
+Tool = Mapping[str, Any]
+"""`{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`"""
+Constraint = Mapping[str, Any]
+"""Fields of `StructuredOutputsParams`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may, must or must not call tools."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+    """With `required`: the one tool that must be called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What a choice comes down to."""
+
+    tools: Sequence[Tool] = ()
+    """Those that the prompt tells of."""
+    constraint: Constraint | None = None
+    """The form of the whole output, if it has one."""
+    make_parser: Callable[[], MessageParser] | None = None
+    """Of the calls in the output; None: there are none."""
+    spell_out: Callable[[Sequence[Any], Sequence[Tool]], Sequence[Any]] | None = None
+    """Tells tools and calls in plain messages, for a chat template that has no word for them."""
+    keep_special_tokens: bool = False
+    most_calls: int | None = None
+    ends_with_calls: bool = True
+    """Whether an output with calls ends with the reason `tool_calls`; to OpenAI a call that was named is `stop`."""
+
+
+def plan_tool_use(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool,
+    constraint: Constraint | None,
+    parser: Offer[ToolParserEntry] | None,
+    template: str,
+) -> ToolUse:
+    """What is to be done about `tools`; `constraint` is the client's own, for content.
+
+    Raises `InvalidRequestError` for a choice that cannot be met.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequestError("tools", "two of them have the same name")
+    if choice.mode == "none" or not tools:
+        if choice.mode == "required":
+            raise InvalidRequestError("tool_choice", "needs tools")
+        return ToolUse(constraint=constraint)
+    if choice.name is not None and choice.name not in names:
+        raise InvalidRequestError("tool_choice", f"no tool is called {choice.name!r}; there is: {', '.join(names)}")
+    if choice.mode == "required" and constraint is not None:
+        raise InvalidRequestError("tool_choice", "a call that must come leaves no room for other structured output")
+    spell_out = None
+    if "tools" not in template and parser is not None and parser.entry.spell_out is not None:
+        spell_out = load_factory(parser.entry.spell_out)
+    most_calls = None if parallel else 1
+    if choice.name is not None:
+        name = choice.name
+        return ToolUse(
+            tools=tools,
+            constraint={"json": _parameters(tools[names.index(name)])},
+            make_parser=lambda: ArgumentsParser(name),
+            spell_out=spell_out,
+            ends_with_calls=False,
+        )
+    if choice.mode == "required":
+        schema = _call_list(tools, most_calls)
+        return ToolUse(tools=tools, constraint={"json": schema}, make_parser=CallListParser, spell_out=spell_out)
+    if constraint is not None:
+        schema = _calls_or(_object_schema(constraint), tools, most_calls)
+        return ToolUse(tools=tools, constraint={"json": schema}, make_parser=CallsOrContentParser, spell_out=spell_out)
+    return _free_use(tools, parser, template, spell_out, most_calls)
+
+
+def _free_use(
+    tools: Sequence[Tool],
+    parser: Offer[ToolParserEntry] | None,
+    template: str,
+    spell_out: Callable[[Sequence[Any], Sequence[Tool]], Sequence[Any]] | None,
+    most_calls: int | None,
+) -> ToolUse:
+    """The model decides, and calls in its own format."""
+    if parser is None:
+        raise InvalidRequestError(
+            "tools",
+            "no tool parser is known for this model's way to call them; start the server with --tool-parser, or send "
+            "tool_choice 'required' or 'none'",
+        )
+    if "tools" not in template and spell_out is None:
+        raise InvalidRequestError(
+            "tools",
+            f"the model's chat template does not tell of tools, and tool parser {parser.entry.name!r} cannot either",
+        )
+    return ToolUse(
+        tools=tools,
+        make_parser=lambda: parser.make(tools),
+        spell_out=spell_out,
+        keep_special_tokens=parser.entry.keep_special_tokens,
+        most_calls=most_calls,
+    )
+
+
+def _parameters(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments; without one it takes none."""
+    return tool["function"].get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _call_list(tools: Sequence[Tool], most_calls: int | None) -> dict[str, Any]:
+    """The schema of a list of calls, with the tools' own schemas as definitions."""
+    definitions = {f"tool{i}": _moved(_parameters(tool), f"tool{i}") for i, tool in enumerate(tools)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {NAME: {"const": tool["function"]["name"]}, ARGUMENTS: {"$ref": f"#/$defs/tool{i}"}},
+            "required": [NAME, ARGUMENTS],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    schema: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
+    return schema if most_calls is None else schema | {"maxItems": most_calls}
+
+
+def _calls_or(content: Mapping[str, Any], tools: Sequence[Tool], most_calls: int | None) -> dict[str, Any]:
+    """The schema of either a list of calls, or an object."""
+    calls = _call_list(tools, most_calls)
+    definitions = calls.pop("$defs") | {"content": _moved(content, "content")}
+    return {"anyOf": [calls, {"$ref": "#/$defs/content"}], "$defs": definitions}
+
+
+def _object_schema(constraint: Constraint) -> Mapping[str, Any]:
+    """The schema of content that can be told from a list of calls by its first character."""
+    if constraint.get("json_object"):
+        return {"type": "object"}
+    schema = constraint.get("json")
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise InvalidRequestError(
+            "response_format",
+            "beside tools the output must be a JSON object (a schema of type object); or send tool_choice 'none'",
+        )
+    return schema
+
+
+def _moved(schema: Any, name: str) -> Any:
+    """A schema as the definition `name` of another one: references into itself follow it."""
+    moved: list[Any] = [schema]
+    pending: list[tuple[Any, Any]] = [(moved, 0)]  # no recursion: a client decides how deep it goes
+    while pending:
+        holder, key = pending.pop()
+        value = holder[key]
+        if isinstance(value, Mapping):
+            holder[key] = copy = dict(value)
+            pending += [(copy, inner) for inner in copy]
+        elif isinstance(value, list):
+            holder[key] = copy = list(value)
+            pending += [(copy, i) for i in range(len(copy))]
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            holder[key] = f"#/$defs/{name}{value[1:]}"
+    return moved[0]
