@@ -27,7 +27,6 @@ from workloads import ChatPrompt, chat_prompts, w1
 from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.hookspecs import hookimpl
-from octavo.request import Request, RequestOutput
 from octavo.spec import Observer, Tokenizer
 from octavo.step import StepStats
 
@@ -39,7 +38,7 @@ NEAR_TIE = 0.05
 """Log probabilities closer than this may change places with the shape of a batch, in bfloat16 at least."""
 
 
-class StepCounter:
+class StepCounter(Observer):
     """A plugin, and the observer that it offers: what became of drafts."""
 
     def __init__(self) -> None:
@@ -48,10 +47,6 @@ class StepCounter:
     @hookimpl
     def octavo_make_observers(self, config: EngineConfig) -> list[Observer]:
         return [self]
-
-    def on_request(self, request: Request) -> None: ...
-
-    def on_finished(self, output: RequestOutput) -> None: ...
 
     def on_step(self, stats: StepStats) -> None:
         self.num_steps += stats.num_sampled_sequences
