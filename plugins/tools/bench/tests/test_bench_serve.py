@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from xml.etree import ElementTree
 import pytest
 
 from octavo.cli import main
+from octavo.errors import ConfigError
+from octavo_bench.serve.options import key_of
 
 Run = Callable[..., tuple[int, str, str]]
 Measure = Callable[..., tuple[int, dict[str, Any], str]]
@@ -280,6 +283,16 @@ def test_the_key_stays_out_of_what_is_told(run: Run, fake_server, monkeypatch) -
     assert "sk-secret" not in out + err
 
 
+def test_the_key_of_the_command_line_comes_first_then_octavos_own() -> None:
+    both = {"OPENAI_API_KEY": "b", "OCTAVO_API_KEY": "a"}
+    given, none = argparse.Namespace(api_key="c"), argparse.Namespace(api_key=None)
+    assert [key_of(given, both), key_of(none, both)] == ["c", "a"]
+    assert [key_of(none, {"OPENAI_API_KEY": "b", "OCTAVO_API_KEY": ""}), key_of(none, {})] == ["b", None]
+    assert key_of(argparse.Namespace(api_key=""), both) is None, "none is wanted"
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY: a key is printable"):
+        key_of(none, {"OPENAI_API_KEY": "b\n"})
+
+
 @pytest.mark.parametrize(
     ("meta", "option", "most"),
     [(None, (), 48_999), ({"n_vocab": 300}, (), 299), ({"n_vocab": 300}, ("--vocab-size", "90"), 89)],
@@ -410,6 +423,15 @@ def test_models_that_cannot_be_listed_need_a_name(run: Run, fake_server) -> None
         assert fake_server.bodies[-1]["model"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("status", "advice"), [(401, "give --api-key KEY"), (503, "try again when the server is ready")]
+)
+def test_a_server_that_is_not_to_be_asked_yet_says_why(run: Run, fake_server, status: int, advice: str) -> None:
+    fake_server.models = status
+    code, _, err = run(*SMALL)
+    assert (code, err.rstrip().endswith(f"(HTTP {status}: no models for you); {advice}")) == (2, True)
+
+
 def test_a_url_may_end_like_that_of_a_client_library(run: Run, fake_server) -> None:
     assert run(*SMALL, "--base-url", f"{fake_server.url}/v1/")[0] == 0
 
@@ -420,6 +442,8 @@ def test_a_url_may_end_like_that_of_a_client_library(run: Run, fake_server) -> N
         (["--num-prompts", "0"], "--num-prompts: '0' is not a whole number of at least 1"),
         (["--base-url", "localhost:8000"], "is not like http://127.0.0.1:8000"),
         (["--base-url", "http://h:99999"], "is not like http://127.0.0.1:8000"),
+        (["--base-url", f"http://{'h' * 64}"], "is not like http://127.0.0.1:8000"),
+        (["--base-url", "http://me:secret@h"], "is not like http://127.0.0.1:8000"),
         (["--request-rate", "0"], "--request-rate: '0' is not a number above 0, or inf"),
         (["--request-rate", "nan"], "--request-rate"),
         (["--request-rate", "5", "--burstiness", "0"], "--burstiness"),

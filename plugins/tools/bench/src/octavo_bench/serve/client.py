@@ -17,6 +17,11 @@ from octavo_bench.serve.events import DONE, Event, EventParser, decode_chunk, er
 from octavo_bench.serve.exchange import Exchange, Failure
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_ADVICE = {
+    "HTTP 401": "give --api-key KEY",
+    "HTTP 403": "give another --api-key KEY",
+    "HTTP 503": "try again when the server is ready",
+}
 _KEEP_ALIVE = 2.0
 """Seconds for which an idle connection is used again; servers close theirs after 5 or more, and a request must not meet
 a connection that is being closed."""
@@ -89,7 +94,9 @@ class Client:
             ) from error
         except (aiohttp.ClientError, msgspec.DecodeError, _Failed) as error:
             if wanted is None:
-                raise OctavoError(f"{url} does not list models ({one_line(error)}); give --model NAME") from error
+                kind = error.failure.kind if isinstance(error, _Failed) else ""
+                advice = _ADVICE.get(kind, "give --model NAME")
+                raise OctavoError(f"{url} does not list models ({one_line(error)}); {advice}") from error
             found = []
         if wanted is None and not found:
             raise OctavoError(f"{url} lists no model; give --model NAME")

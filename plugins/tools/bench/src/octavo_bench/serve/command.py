@@ -120,7 +120,7 @@ async def _warm_up(client: Client, exchanges: Sequence[Exchange], max_concurrenc
         if (failure := exchange.failure) is not None:
             raise OctavoError(
                 f"nothing was measured, for a request to warm up failed ({failure.kind}): {failure.message}; "
-                f"--num-warmups 0 leaves these out"
+                f"--num-warmups 0 measures all the same"
             )
 
 

@@ -139,8 +139,10 @@ def _base_url(text: str) -> str:
     """Without a slash or `/v1` at its end, since paths are added."""
     try:
         parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port out of range
+        host = (parts.hostname or "").encode("idna")
+        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        usable = parts.scheme in ("http", "https") and bool(host) and parts.port != 0 and plain
+    except ValueError:  # a port out of range, a host that no resolver takes
         usable = False
     if not usable:
         raise argparse.ArgumentTypeError(f"{text!r} is not like http://127.0.0.1:8000")
@@ -194,7 +196,7 @@ def _goal(text: str) -> tuple[str, float]:
 def _extra_body(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object: {error}") from error
     if taken := [name for name in RESERVED_FIELDS if name in found]:
         raise argparse.ArgumentTypeError(f"{', '.join(taken)}: the measurement needs these as it sets them")

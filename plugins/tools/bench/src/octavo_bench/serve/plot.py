@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from statistics import median
 
 from octavo_bench.figures import number, quantile
 from octavo_bench.serve.load import Offered
 from octavo_bench.serve.results import times_of
 
-_WAITING, _ANSWERING, _FAILED, _INK, _GRID = "#b8c4cc", "#1f6f8b", "#b5403a", "#333333", "#dddddd"
-_WIDTH, _HEIGHT = 960, 560
+_WAITING, _ANSWERING, _FAILED = "#b8c4cc", "#1f6f8b", "#b5403a"
+_INK, _GRID = "#333333", "#dddddd"
+_WIDTH, _HEIGHT = 960, 530
 _PANELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _SHOWN = 0.99
 """The distributions are drawn up to this quantile, or one slow request would leave no room for all others."""
@@ -72,7 +74,7 @@ def _timeline(box: Box, offered: Offered) -> list[str]:
         for i, (colour, what) in enumerate(legend)
     ]
     caption = _text(left, top - 11, f"{len(sent):,} requests over time, s", weight="bold")
-    return [caption, *keys, *_axis(box, end), *paths]
+    return [caption, *keys, *_axis(box, end, 10), *paths]
 
 
 def _distribution(box: Box, name: str, times: Sequence[float]) -> list[str]:
@@ -84,25 +86,26 @@ def _distribution(box: Box, name: str, times: Sequence[float]) -> list[str]:
     ordered = sorted(times)
     most = max(quantile(ordered, _SHOWN) * 1e3, 1e-6)
     steps = min(_POINTS, len(ordered))
-    shares = [_SHOWN * (i + 1) / steps for i in range(steps)]
-    points = [(left + quantile(ordered, share) * 1e3 / most * width, top + height * (1 - share)) for share in shares]
-    curve = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(points[0][0], top + height), *points])
-    told = f"median {number(quantile(ordered, 0.5) * 1e3)}, p99 {number(quantile(ordered, 0.99) * 1e3)}"
+    points = [(ordered[0], 0.0)]
+    for share in (_SHOWN * i / steps for i in range(1, steps + 1)):
+        points.append((ordered[math.ceil(share * len(ordered)) - 1], share))
+    curve = " ".join(f"{left + x * 1e3 / most * width:.1f},{top + height * (1 - y):.1f}" for x, y in points)
+    told = f"median {number(median(ordered) * 1e3)}, p99 {number(quantile(ordered, 0.99) * 1e3)}"
     marks = [_text(left - 6, top + height * (1 - share) + 4, f"{share:.0%}", anchor="end") for share in (0.5, 1.0)]
     return [
         _text(left, top - 24, title, weight="bold"),
         _text(left, top - 9, told),
-        *_axis(box, most),
+        *_axis(box, most, 4),
         *marks,
         f'<polyline points="{curve}" fill="none" stroke="{_ANSWERING}" stroke-width="1.5"/>',
     ]
 
 
-def _axis(box: Box, most: float) -> Iterable[str]:
-    """The box's ground line, with a grid at round numbers from 0 to `most`."""
+def _axis(box: Box, most: float, num_steps: int) -> Iterable[str]:
+    """The box's ground line, with a grid at round numbers from 0 to `most`, of about `num_steps`."""
     left, top, width, height = box
     yield f'<path d="M{left} {top + height}h{width}" stroke="{_INK}" stroke-width="0.8"/>'
-    step = _round_step(most / 4)
+    step = _round_step(most / num_steps)
     for i in range(int(most / step * (1 + 1e-9)) + 1):
         x = left + i * step / most * width
         yield f'<path d="M{x:.1f} {top}v{height}" stroke="{_GRID}" stroke-width="0.6"/>'
