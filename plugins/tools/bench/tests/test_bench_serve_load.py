@@ -7,6 +7,7 @@ import math
 import statistics
 from itertools import pairwise
 from time import perf_counter
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,6 +15,7 @@ from octavo_bench.figures import Distribution
 from octavo_bench.serve.arrivals import arrival_times
 from octavo_bench.serve.exchange import Exchange, Failure
 from octavo_bench.serve.load import Load, Offered
+from octavo_bench.serve.plot import draw
 from octavo_bench.serve.prompts import WORDS, random_prompts
 from octavo_bench.serve.results import Results, is_good, results_of, times_of
 from octavo_bench.workload import WORKLOADS
@@ -119,10 +121,13 @@ def _exchange(sent: float, *text_times: float, tokens: int | None = None, **more
     return Exchange(body=b"", max_tokens=9, sent=sent, text_times=list(text_times), num_output_tokens=tokens, **given)
 
 
+def _offered(*exchanges: Exchange, **more) -> Offered:
+    made = {"start": 100.0, "seconds": 10.0, "peak_concurrency": 2, "interrupted": False, "cpu_seconds": 1.0}
+    return Offered(exchanges=exchanges, **{**made, "loop_delays": (0.001,) * 100, **more})
+
+
 def _results(*exchanges: Exchange, goals: dict[str, float] | None = None, **more) -> Results:
-    offered = {"start": 100.0, "seconds": 10.0, "peak_concurrency": 2, "interrupted": False, "cpu_seconds": 1.0}
-    offered |= {"loop_delays": (0.001,) * 100, **more}
-    return results_of(Offered(exchanges=exchanges, **offered), (50, 90), goals or {})
+    return results_of(_offered(*exchanges, **more), (50, 90), goals or {})
 
 
 def test_figures_by_hand() -> None:
@@ -162,6 +167,16 @@ def test_nothing_at_all_has_no_figures() -> None:
     assert set(results.times.values()) == {None}
     assert (results.num_unsent, results.num_output_tokens, results.num_cached_tokens) == (1, None, None)
     assert results.rate(3) is None
+
+
+@pytest.mark.parametrize("exchanges", [(), (_exchange(100, 100),), (_exchange(100), _exchange(101, 102, 102))])
+def test_a_plot_of_little_is_a_plot(exchanges: tuple[Exchange, ...]) -> None:
+    unsent = Exchange(body=b"", max_tokens=1)
+    for seconds in (0.0, 1.0):
+        picture = ElementTree.fromstring(draw(["a <b>"], _offered(*exchanges, unsent, seconds=seconds)))
+        texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
+        assert "a <b>" in texts
+        assert f"{len(exchanges)} requests over time, s" in texts
 
 
 @pytest.mark.parametrize(

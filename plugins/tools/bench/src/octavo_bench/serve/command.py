@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = lines_of(setting, results, offered.interrupted)
     publish(lines, as_record(setting, offered, results), arguments.json)
     if arguments.plot:
-        write_file("--plot", arguments.plot, draw("; ".join(lines[:2]), offered))
+        write_file("--plot", arguments.plot, draw(lines[:2], offered))
     if offered.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if results.num_failed else 0

@@ -27,9 +27,10 @@ Box = tuple[float, float, float, float]
 """Left, top, width and height."""
 
 
-def draw(title: str, offered: Offered) -> str:
-    """The text of an SVG file."""
-    parts = [_text(20, 26, title, size=13), *_timeline((60, 70, 870, 230), offered)]
+def draw(heading: Sequence[str], offered: Offered) -> str:
+    """The text of an SVG file with at most two lines of `heading`."""
+    titles = [_text(60, 18 + 16 * i, line, size=12) for i, line in enumerate(heading)]
+    parts = [*titles, *_timeline((60, 80, 870, 225), offered)]
     width = 178.0
     for i, name in enumerate(_PANELS):
         parts += _distribution((60 + i * (width + 53), 380, width, 120), name, times_of(offered.exchanges, name))
