@@ -1,0 +1,1 @@
+"""Calls of tools and reasoning, taken out of what models say."""
