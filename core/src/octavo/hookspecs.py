@@ -123,8 +123,8 @@ def octavo_transform_models() -> Iterable[ModelTransform]:
 
 
 @hookspec
-def octavo_make_observers(config: EngineConfig) -> Iterable[Observer]:
-    """Observers for a new engine."""
+def octavo_make_observers(config: EngineConfig, options: Section | None) -> Iterable[Observer]:
+    """Observers for a new engine. `options` are the plugin's own, as `octavo_options` describes them."""
     raise NotImplementedError
 
 

@@ -5,6 +5,7 @@ Owns: `Request` and the output records. Must never know: how a request is schedu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,6 +57,8 @@ class Request:
     """Name of the adapter (LoRA) that the request runs with; part of its prefix hashes."""
     processors: tuple[str, ...] = ()
     """Logits processors that it asks for, besides those that see every request."""
+    trace_headers: Mapping[str, str] | None = None
+    """W3C Trace Context of the client (`traceparent`, `tracestate`), for observers that trace."""
     media: tuple[MediaSpan, ...] = ()
     """Where other inputs than text stand in the prompt; part of the hashes of the blocks that they reach."""
 

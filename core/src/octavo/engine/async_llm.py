@@ -116,11 +116,22 @@ class AsyncLLM:
         """The prompt for chat messages: text and token ids. Raises `InvalidRequestError`."""
         return await self._in_thread(lambda: self._engine.inputs.render_chat(messages, **template_options))
 
-    async def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    async def make_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> Request:
         """A validated request; nothing of it runs yet. Raises `InvalidRequestError` naming the field."""
-        if isinstance(prompt, str) and len(prompt) > _SHORT_PROMPT:
-            return await self._in_thread(lambda: self._engine.make_request(request_id, prompt, params))
-        return self._engine.make_request(request_id, prompt, params)
+
+        def make() -> Request:
+            return self._engine.make_request(request_id, prompt, params, trace_headers)
+
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        is_long = isinstance(text, str) and len(text) > _SHORT_PROMPT
+        return await self._in_thread(make) if is_long else make()
 
     def stream(self, request: Request, *, cumulative: bool = False) -> AsyncGenerator[RequestOutput, None]:
         """What is new since the last output, or with `cumulative` all so far, whenever there is something.
@@ -181,7 +192,8 @@ class AsyncLLM:
                         return
         finally:
             del self._news[request.request_id]
-            self._engine.abort_request(request.request_id, want_output=False)
+            error = None if self.error is None else str(self.error)
+            self._engine.abort_request(request.request_id, want_output=False, error=error)
             self._receive()
 
     async def _in_thread(self, call: Any) -> Any:

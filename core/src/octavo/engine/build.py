@@ -182,7 +182,7 @@ def _make_observers(config: EngineConfig, extensions: Extensions) -> list[Observ
     observers: list[Observer] = []
     for maker in extensions.observer_makers:
         try:
-            observers += maker.entry(config)
+            observers += maker.entry(config, extensions.options_of(maker))
         except Exception as error:
             raise PluginError(f"plugin {maker.origin} failed to make its observers: {error!r}") from error
     return observers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.engine.client import EngineClient
@@ -81,11 +81,18 @@ class LLMEngine:
         """
         self.submit(self.make_request(request_id, prompt, params), kind)
 
-    def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def make_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> Request:
         """A validated request, to be submitted. Thread-safe. Raises `InvalidRequestError` naming the field."""
         if not isinstance(request_id, str) or not (params is None or isinstance(params, SamplingParams)):
             raise InvalidRequestError("request_id", "a request takes a text as id, a prompt and SamplingParams")
-        return self.inputs.make_request(request_id, prompt, params or self.inputs.default_sampling_params())
+        params = params or self.inputs.default_sampling_params()
+        return self.inputs.make_request(request_id, prompt, params, trace_headers)
 
     def submit(self, request: Request, kind: OutputKind) -> RequestState:
         """Queue a request that `make_request` made. Raises `InvalidRequestError` if its id is in use."""
@@ -104,9 +111,12 @@ class LLMEngine:
         self._tell(lambda observer: observer.on_request(request))
         return state
 
-    def abort_request(self, request_id: str, *, want_output: bool = True) -> bool:
-        """End a request; its last output comes with the next step, if wanted. False if it is not running."""
-        state, sequence_ids = self._outputs.abort(request_id)
+    def abort_request(self, request_id: str, *, want_output: bool = True, error: str | None = None) -> bool:
+        """End a request, with an error if there is one; its last output comes with the next step, if wanted.
+
+        False if it is not running.
+        """
+        state, sequence_ids = self._outputs.abort(request_id, error)
         if state is None:
             return False
         self.core.finish(sequence_ids, FinishReason.ABORT)

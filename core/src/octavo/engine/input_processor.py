@@ -76,7 +76,9 @@ class InputProcessor:
         """What the model's generation config recommends, with changes."""
         return SamplingParams(**(self._defaults | changes))
 
-    def make_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+    def make_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, trace_headers: Mapping[str, str] | None = None
+    ) -> Request:
         """Raises `InvalidRequestError` for whatever the model cannot take."""
         arrival_time = time.monotonic()
         text, token_ids, cache_salt = self._split(prompt)
@@ -101,6 +103,7 @@ class InputProcessor:
             prompt=text,
             cache_salt=cache_salt,
             processors=self._processors_for(params),
+            trace_headers=trace_headers,
         )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:

@@ -254,14 +254,17 @@ class OutputProcessor:
             self._forget_finished(state)
         return Progress(list(changed.values()), stopped, TokenTimes(tuple(first), tuple(gaps)))
 
-    def abort(self, request_id: str) -> tuple[RequestState | None, list[int]]:
-        """End a request; what it has come to, and the sequences to stop. Nothing for an unknown id."""
+    def abort(self, request_id: str, error: str | None = None) -> tuple[RequestState | None, list[int]]:
+        """End a request, failed if there is an error; what it has come to, and the sequences to stop.
+
+        Nothing for an unknown id.
+        """
         state = self._requests.get(request_id)
         if state is None:
             return None, []
         live = [c for c in state.completions if c.finish_reason is None]
         for completion in live:
-            completion.finish(FinishReason.ABORT)
+            completion.finish(FinishReason.ABORT if error is None else FinishReason.ERROR, error=error)
             del self._by_sequence[completion.sequence_id]
         self._forget_finished(state)
         return state, [c.sequence_id for c in live]

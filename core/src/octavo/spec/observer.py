@@ -9,7 +9,7 @@ from octavo.step import StepStats, TokenTimes
 class Observer:
     """Told of what happens; a subclass overrides what it wants to be told.
 
-    Calls come from one thread, between steps. An exception is logged once and the observer is dropped; no request suffers.
+    Calls come from one thread. An exception is logged once and the observer is dropped; no request suffers.
     """
 
     def on_request(self, request: Request) -> None:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -92,16 +91,9 @@ def collector(make_collector: Callable[[], Collector]) -> Collector:
     return make_collector()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRequest(Request):
-    """A request with the headers that its client sent for tracing."""
-
-    trace_headers: Mapping[str, str] | None = None
-
-
 @pytest.fixture
-def make_request() -> Callable[..., TracedRequest]:
-    def make(request_id: str = "a", age: float = 0.0, **fields: Any) -> TracedRequest:
+def make_request() -> Callable[..., Request]:
+    def make(request_id: str = "a", age: float = 0.0, **fields: Any) -> Request:
         """`age` is how many seconds ago it arrived."""
         defaults: dict[str, Any] = {
             "prompt_token_ids": (5, 6, 7),
@@ -110,6 +102,6 @@ def make_request() -> Callable[..., TracedRequest]:
             "eos_token_ids": frozenset({1}),
             "max_tokens": 16,
         }
-        return TracedRequest(request_id=request_id, arrival_time=time.monotonic() - age, **(defaults | fields))
+        return Request(request_id=request_id, arrival_time=time.monotonic() - age, **(defaults | fields))
 
     return make

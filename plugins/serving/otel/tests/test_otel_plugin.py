@@ -104,7 +104,6 @@ def test_a_model_goes_by_its_id_or_the_name_of_its_folder(
 ) -> None:
     (tmp_path / "my-model").mkdir()
     model = ModelConfig(path=path.format(folder=tmp_path) if path else None)
-    config = EngineConfig(model=model, plugins={"otel": {"endpoint": collector.endpoint}})
-    [observer] = octavo_make_observers(config)
+    [observer] = octavo_make_observers(EngineConfig(model=model), OtelOptions(endpoint=collector.endpoint))
     assert observer._model == name
     observer.shutdown()

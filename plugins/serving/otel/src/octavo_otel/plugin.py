@@ -84,9 +84,7 @@ def octavo_options() -> type[Section]:
 
 
 @hookimpl
-def octavo_make_observers(config: EngineConfig) -> list[Observer]:
-    # the hook passes what the sources gave; numbers may still be texts there
-    options = msgspec.convert(config.plugins.get("otel", {}), OtelOptions, strict=False)
+def octavo_make_observers(config: EngineConfig, options: OtelOptions) -> list[Observer]:
     if not options.endpoint:
         return []
     from octavo_otel.tracer import RequestTracer

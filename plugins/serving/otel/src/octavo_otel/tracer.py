@@ -76,7 +76,7 @@ class RequestTracer(Observer):
     def _trace(self, request: Request, arrival: int, output: RequestOutput | None) -> None:
         """Make the span of a request that has ended; without `output`, the engine has."""
         elapsed = max(0.0, time.monotonic() - request.arrival_time)
-        headers = getattr(request, "trace_headers", None) or {}
+        headers = request.trace_headers or {}
         span = self._tracer.start_span(
             "llm_request", _W3C.extract(headers, Context()), kind=SpanKind.SERVER, start_time=arrival
         )
