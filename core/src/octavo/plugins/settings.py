@@ -24,7 +24,7 @@ from octavo.plugins.keys import Leaf, leaves_of, shortened
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
-RESERVED = (CONFIG_VARIABLE, "OCTAVO_CACHE_DIR", "OCTAVO_LOG")
+RESERVED = (CONFIG_VARIABLE, "OCTAVO_API_KEY", "OCTAVO_CACHE_DIR", "OCTAVO_LOG")
 """Variables that are no configuration keys."""
 
 COMMAND_LINE = "command line"
