@@ -49,7 +49,8 @@ def with_llm(test) -> Any:
     def run(in_process: bool) -> None:
         async def main() -> None:
             watcher = Watcher()
-            llm = await AsyncLLM.start(echo_config(), [echo_model], observers=[watcher], in_process=in_process)
+            llm = await AsyncLLM.start(echo_config(), [echo_model], in_process=in_process)
+            llm.observe(watcher)
             await test(llm, watcher)
             if llm.error is None:
                 assert llm.num_unfinished == llm.num_waiting == 0

@@ -36,7 +36,7 @@ SHORTEST = SamplingParams(max_tokens=512)
 def remote(request) -> Iterator[LLMEngine]:
     config = echo_config()
     extensions = load_extensions(config, plugins=[echo_model])
-    engine = build_engine(config, extensions, core=request.param(config, extensions, [echo_model]))
+    engine = build_engine(config, extensions, request.param(config, extensions, [echo_model]))
     yield engine
     engine.check_integrity()
     engine.shutdown()

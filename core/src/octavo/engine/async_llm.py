@@ -69,10 +69,9 @@ class AsyncLLM:
         config: EngineConfig,
         plugins: Sequence[Any] = (),
         *,
-        observers: Sequence[Observer] = (),
         in_process: bool = False,
     ) -> AsyncLLM:
-        """Load a model. `plugins` are modules to load besides the installed ones, `observers` are told besides theirs.
+        """Load a model. `plugins` are modules to load besides the installed ones.
 
         With `in_process` the engine runs in a thread instead of a process, for debugging. Raises `ConfigError`,
         `PluginError`, `ModelLoadError` or `CapacityError` if no engine can be built.
@@ -81,7 +80,7 @@ class AsyncLLM:
         def build() -> tuple[Extensions, LLMEngine, RemoteCore]:
             extensions = load_extensions(config, plugins=plugins)
             core = (start_thread if in_process else start_process)(config, extensions, plugins)
-            return extensions, build_engine(config, extensions, observers=observers, core=core), core
+            return extensions, build_engine(config, extensions, core), core
 
         return cls(config, *await asyncio.to_thread(build))
 
@@ -107,6 +106,10 @@ class AsyncLLM:
     def num_waiting(self) -> int:
         """Live requests of which nothing has been computed yet."""
         return self._engine.num_waiting
+
+    def observe(self, observer: Observer) -> None:
+        """Tell one more observer, besides those of plugins, from now on."""
+        self._engine.observe(observer)
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What the model's generation config recommends, with changes."""

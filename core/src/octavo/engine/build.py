@@ -6,7 +6,7 @@ Owns: the order in which parts are made, and how large the KV cache is. Must nev
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,19 +85,17 @@ def build_core(config: EngineConfig, extensions: Extensions, model: OpenedModel)
 def build_engine(
     config: EngineConfig,
     extensions: Extensions,
-    *,
-    observers: Sequence[Observer] = (),
     core: EngineClient | None = None,
 ) -> LLMEngine:
     """An engine with its front end, around a core that runs elsewhere or, without one, around one built here.
 
-    `observers` are told besides those of plugins. Raises what `build_core` does; `core` is then shut down.
+    Raises what `build_core` does; `core` is then shut down.
     """
     try:
         model = open_model(config, extensions)
         core = core or build_core(config, extensions, model)
         inputs = _input_processor(config, extensions, model, core.facts)
-        return LLMEngine(core, inputs, [*observers, *_make_observers(config, extensions)])
+        return LLMEngine(core, inputs, _make_observers(config, extensions))
     except BaseException:
         if core is not None:
             core.shutdown()

@@ -65,6 +65,10 @@ class LLMEngine:
         """Live requests of which no step has computed anything yet, as far as has been told."""
         return sum(state.first_scheduled_time is None for state in self._outputs)
 
+    def observe(self, observer: Observer) -> None:
+        """Tell one more observer, besides those of plugins, from now on."""
+        self._observers.append(observer)
+
     def has_unfinished_requests(self) -> bool:
         return bool(self._outputs) or bool(self._early)
 

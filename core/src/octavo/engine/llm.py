@@ -75,7 +75,7 @@ class LLM:
     def _start(self, config: EngineConfig, plugins: Sequence[Any], in_process: bool) -> None:
         extensions = load_extensions(config, plugins=plugins)
         core = None if in_process else start_process(config, extensions, plugins)
-        self.engine: LLMEngine = build_engine(config, extensions, core=core)
+        self.engine: LLMEngine = build_engine(config, extensions, core)
         self._request_ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}
         """Outputs of each live request that nobody has taken yet."""

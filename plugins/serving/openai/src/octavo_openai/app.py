@@ -93,6 +93,8 @@ class Application:
         return error
 
     def _log(self, exchange: Exchange, duration: float, error: APIError | None) -> None:
+        if self.service.metrics is not None:
+            self.service.metrics.count_answer(exchange.route, exchange.status or CLIENT_LEFT)
         call: Call[Any] | None = exchange.scope.get(_CALL)
         count = call.count if call is not None else None
         path = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
@@ -117,11 +119,17 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[_EXCHANGE]
-        exchange.errors = self._route.errors
-        if not self._route.is_open:
+        exchange.errors, exchange.route = self._route.errors, self._route.path
+        if not self._route.is_open(self._service.options):
             _check_key(exchange, self._service.options.api_key)
         body = await self._read(exchange) if self._route.body is not None else None
-        call = Call(service=self._service, request_id=exchange.request_id, body=body, path=scope.get("path_params", {}))
+        call = Call(
+            service=self._service,
+            request_id=exchange.request_id,
+            headers=exchange.headers,
+            body=body,
+            path=scope.get("path_params", {}),
+        )
         scope[_CALL] = call
         await exchange.run(self._handle(call, exchange), self._service.options.request_timeout)
 

@@ -28,6 +28,8 @@ class Call(Generic[B]):
     service: Service
     request_id: str
     """The client's own, or made for it; for headers and logs. Two calls may have the same one."""
+    headers: Mapping[str, str]
+    """Of the HTTP request; names in any case."""
     body: B
     path: Mapping[str, str] = field(default_factory=dict)
     """Parameters in the path."""

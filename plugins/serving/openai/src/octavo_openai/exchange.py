@@ -48,6 +48,8 @@ class Exchange:
         """The client's own, or made here; for headers and logs. Two exchanges may have the same one."""
         self.errors: ErrorShape = OPENAI_ERRORS
         """How this route writes its errors."""
+        self.route = "other"
+        """Path of the route as the routes have it, so that there are no more of them than routes."""
         self.status: int | None = None
         """None until it is sent."""
         self.extra_headers: dict[str, str] = {}

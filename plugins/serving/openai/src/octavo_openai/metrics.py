@@ -69,6 +69,9 @@ class EngineMetrics(Observer):
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
+        self._answers = Counter(
+            "octavo:http_requests", "Answers to HTTP requests.", ("path", "status"), registry=self.registry
+        )
         for reason in FinishReason:  # a series that is there from the start has a rate from the start
             self._ends.labels(self._model_name, reason.value)
 
@@ -122,6 +125,10 @@ class EngineMetrics(Observer):
         ):
             if seconds is not None:
                 histogram.observe(seconds)
+
+    def count_answer(self, path: str, status: int) -> None:
+        """`path` is a route's own, with its parameters unfilled: what clients make up must not become labels."""
+        self._answers.labels(path, str(status)).inc()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The text of a scrape and its content type: OpenMetrics where the scraper's `Accept` header asks for it."""

@@ -18,7 +18,10 @@ from octavo_openai.completions import Completion, CompletionRequest, create_comp
 from octavo_openai.errors import OPENAI_ERRORS, ErrorShape
 from octavo_openai.health import Health, Version, get_health, get_version
 from octavo_openai.models import Model, ModelList, get_model, list_models
+from octavo_openai.observation import get_metrics, get_status
 from octavo_openai.openapi import openapi_document
+from octavo_openai.options import ServerOptions
+from octavo_openai.status import Status
 from octavo_openai.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -45,9 +48,13 @@ class Route:
     """None: what it answers has no schema."""
     event: type[msgspec.Struct] | None = None
     """What the events of a stream hold, if it can stream."""
-    is_open: bool = False
+    is_open: Callable[[ServerOptions], bool] = lambda options: False
     """Whether it answers without a key."""
     errors: ErrorShape = OPENAI_ERRORS
+
+
+def always(options: ServerOptions) -> bool:
+    return True
 
 
 async def get_openapi(call: Call[None]) -> Content:
@@ -97,8 +104,16 @@ ROUTES = (
         handler=get_health,
         summary="Whether requests are served",
         answer=Health,
-        is_open=True,
+        is_open=always,
     ),
-    Route(method="GET", path="/version", handler=get_version, summary="The version", answer=Version, is_open=True),
+    Route(method="GET", path="/version", handler=get_version, summary="The version", answer=Version, is_open=always),
+    Route(
+        method="GET",
+        path="/metrics",
+        handler=get_metrics,
+        summary="Counts for Prometheus",
+        is_open=lambda options: options.open_metrics,
+    ),
+    Route(method="GET", path="/status", handler=get_status, summary="The engine as it is now", answer=Status),
     Route(method="GET", path="/openapi.json", handler=get_openapi, summary="This description"),
 )

@@ -14,6 +14,7 @@ from octavo import AsyncLLM
 from octavo.errors import EngineDeadError, suggestion
 from octavo.spec import ReasoningParserEntry, ToolParserEntry
 from octavo_openai.errors import APIError
+from octavo_openai.metrics import EngineMetrics
 from octavo_openai.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Service:
         self.tool_parser: Offer[ToolParserEntry] | None = None
         self.reasoning_parser: Offer[ReasoningParserEntry] | None = None
         self.draining = False
+        self.metrics: EngineMetrics | None = None
+        """Counts since `attach`."""
         self._llm: AsyncLLM | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
@@ -48,6 +51,8 @@ class Service:
             extensions, extensions.reasoning_parsers, options.reasoning_parser, template
         )
         self.model_names = options.served_model_name or _names_of(llm)
+        self.metrics = EngineMetrics(self.model_names[0])
+        llm.observe(self.metrics)
         self._llm = llm
 
     @property

@@ -1,0 +1,51 @@
+"""`GET /metrics` and `GET /status`: the engine for machines and for people who look on.
+
+Owns: where their parts come from. Must never know: the metrics' names, the status's records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+
+from octavo_openai.answers import Content
+from octavo_openai.calls import Call
+from octavo_openai.errors import APIError
+from octavo_openai.metrics import EngineMetrics
+from octavo_openai.status import Status, make_status
+
+_PATIENCE = 10.0
+"""Seconds that a status waits for the engine, which answers between two steps."""
+
+
+async def get_metrics(call: Call[None]) -> Content:
+    """Answered while the server drains and after the engine's end, too."""
+    return Content(*_metrics_of(call).exposition(call.headers.get("accept", "")))
+
+
+async def get_status(call: Call[None]) -> Status:
+    service = call.service
+    metrics, llm = _metrics_of(call), service.llm
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            snapshot = await llm.inspect()
+    except TimeoutError:
+        raise APIError.unavailable("the engine is in a long step; try again", "busy") from None
+    return make_status(
+        snapshot,
+        metrics.totals(),
+        model=service.model_names[0],
+        version=version("octavo"),
+        uptime=call.created - service.created,
+        description=llm.description,
+        max_num_seqs=llm.config.scheduler.max_num_seqs,
+        plugins=llm.extensions.plugins,
+        broken=llm.extensions.broken,
+    )
+
+
+def _metrics_of(call: Call[None]) -> EngineMetrics:
+    if call.service.metrics is None:
+        _ = call.service.llm  # says why there are none yet
+        raise APIError.unavailable("the model is being loaded", "model_loading")
+    return call.service.metrics
