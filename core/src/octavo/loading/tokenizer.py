@@ -67,9 +67,11 @@ class HFTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises `InvalidRequestError` (field `prompt`) for text that is no valid Unicode."""
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # unlike `encode` it lets other threads run meanwhile, and finds no offsets
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError("prompt", f"is not valid Unicode text: {error}") from error
+        ids = encoding.ids
         doubled = add_special_tokens and self._bos_token is not None and text.startswith(self._bos_token)
         return ids[1:] if doubled and ids[:2] == [self.bos_token_id] * 2 else ids
 
