@@ -25,6 +25,8 @@ from octavo_openai.static_files import page_routes
 PATIENCE = 20
 """Seconds until a wait for the browser fails: long, for the machine may be busy; a test that passes does not wait."""
 
+ENTER, ESCAPE, SHIFT = "\ue007", "\ue00c", "\ue008"  # as WebDriver writes them
+
 
 class Backend:
     """The page with its real files, a status, and chat answers that each test chooses."""
@@ -190,7 +192,7 @@ class Page:
         self.until(lambda: text in self.find(selector).text)
 
     def say(self, text: str) -> None:
-        self.find("#prompt").send_keys(text, "\n")
+        self.find("#prompt").send_keys(text, ENTER)
 
     def until_answered(self, num_turns: int = 1) -> Any:
         """The last turn, once its answer has ended."""
@@ -280,6 +282,32 @@ def test_an_answer_streams_and_is_shown(page: Page) -> None:
     }
 
 
+def test_the_end_stays_in_view_unless_the_reader_goes_up(page: Page) -> None:
+    more, last = threading.Event(), threading.Event()
+    lines = "".join(f"Line {number}.\n\n" for number in range(60))
+    deltas = [{"content": lines}, more, {"content": lines}, last, {"content": lines + "The end."}]
+    page.backend.reply = lambda: stream(*deltas)
+    page.say("Hi")
+    left = """const it = document.querySelector("#conversation");
+        return [it.scrollHeight - it.scrollTop - it.clientHeight, it.scrollTop, it.scrollHeight].map(Math.round)"""
+
+    def until_longer_than(height: int) -> list[int]:
+        return page.until(lambda: page.run(left)[2] > height and page.run(left))
+
+    first = until_longer_than(1500)
+    more.set()
+    until_longer_than(first[2] + 500)
+    page.until(lambda: page.run(left)[0] < 2)
+    page.run("document.querySelector('#conversation').scrollTop = 300")
+    page.until(lambda: page.run(left)[1] == 300)
+    last.set()
+    page.until_answered()
+    assert page.run(left)[1] == 300
+    page.ask("And now?")
+    page.until(lambda: page.run(left)[0] < 2)
+    assert page.run("return document.documentElement.scrollHeight - innerHeight") == 0  # the page itself never scrolls
+
+
 def test_events_are_read_however_they_are_cut(page: Page) -> None:
     whole = (
         ': a comment\r\n\r\nevent: message\r\ndata: {"choices": [{"index": 0,\r\ndata: "delta": {"content": "é€😀"}}]}'
@@ -345,7 +373,7 @@ def test_settings_go_into_the_request_and_the_conversation_goes_on(page: Page) -
     for name, value in {**values, "more": '{"stop": ["END"], "stream": false}'}.items():
         page.find(f"#{name}").send_keys(value)
     page.ask("One")
-    page.ask("Two\ue008\ue007\ue008lines")  # Shift+Enter makes a new line
+    page.ask("Two" + SHIFT + ENTER + SHIFT + "lines")
     request = page.backend.requests[1]
     assert {name: request[name] for name in ("temperature", "top_p", "max_tokens", "seed", "stop", "stream")} == {
         "temperature": 0.5,
@@ -399,7 +427,7 @@ def test_stopping_withdraws_the_request(page: Page, by: str) -> None:
     if by == "button":
         page.find("#send").click()
     else:
-        page.find("#prompt").send_keys("\ue00c")
+        page.find("#prompt").send_keys(ESCAPE)
     turn = page.until_answered()
     assert page.backend.withdrawn.wait(PATIENCE)
     assert turn.find_element("css selector", ".facts").text.startswith("stopped")
@@ -506,10 +534,10 @@ def test_the_key_is_asked_for_and_kept_for_the_session(page: Page) -> None:
     page.open()
     dialog = page.find("#key-dialog")
     page.until(dialog.is_displayed)
-    page.find("#key").send_keys("wrong\n")
+    page.find("#key").send_keys("wrong", ENTER)
     page.until_text("#key-message", "does not accept")
     page.until(dialog.is_displayed)
-    page.find("#key").send_keys("secret\n")
+    page.find("#key").send_keys("secret", ENTER)
     page.until_text("#pulse", "Idle")
     assert not dialog.is_displayed()
     page.ask("Hi")
@@ -529,7 +557,7 @@ def test_without_the_key_nothing_is_asked_and_the_chat_asks_again(page: Page) ->
     page.say("Hi")
     page.until(page.find("#key-dialog").is_displayed)
     assert page.backend.num_polls == 2  # one for each time the page was opened
-    page.find("#key").send_keys("secret\n")
+    page.find("#key").send_keys("secret", ENTER)
     turn = page.until_answered()
     assert turn.find_element("css selector", ".answer > .text").text == "Hello there."
     page.until_text("#pulse", "Idle")

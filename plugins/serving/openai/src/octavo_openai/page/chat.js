@@ -17,6 +17,7 @@ export class Chat {
   #prompt = byId("prompt");
   #send = byId("send");
   #atEnd = true;
+  #top = 0;
   // Text arrives, code is folded out, the window changes: whoever reads the end goes on reading the end.
   #sizes = new ResizeObserver(() => this.#follow());
   #keyGiven;
@@ -35,10 +36,7 @@ export class Chat {
     for (const example of this.#welcome.querySelectorAll(".example")) {
       example.addEventListener("click", () => this.#say(example.textContent));
     }
-    this.#conversation.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.#conversation;
-      this.#atEnd = scrollHeight - scrollTop - clientHeight < 40;
-    });
+    this.#conversation.addEventListener("scroll", () => this.#onScroll());
     this.#sizes.observe(this.#conversation);
   }
 
@@ -49,8 +47,9 @@ export class Chat {
 
   #onKey(event) {
     if (event.key === "Escape" && this.#abort) this.#abort.abort();
-    // While a word is being composed (Japanese, Chinese), Enter chooses; it does not send.
-    if (event.target !== this.#prompt || event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.target !== this.#prompt || event.key !== "Enter" || event.shiftKey) return;
+    // While a word is being composed (Japanese, Chinese), Enter chooses; it does not send. Safari tells by the code.
+    if (event.isComposing || event.keyCode === 229) return;
     event.preventDefault();
     if (!this.#abort) this.#submit();
   }
@@ -139,6 +138,14 @@ export class Chat {
     setText(this.#send, action === "stop" ? "Stop" : "Send");
     byId("clear").disabled = !this.#turns.length;
     this.#turns.forEach((turn) => (turn.last = turn === this.#turns.at(-1)));
+  }
+
+  #onScroll() {
+    const { scrollHeight, scrollTop, clientHeight } = this.#conversation;
+    // Only going up leaves the end: it also moves away by itself, when text comes.
+    if (scrollHeight - scrollTop - clientHeight < 40) this.#atEnd = true;
+    else if (scrollTop < this.#top) this.#atEnd = false;
+    this.#top = scrollTop;
   }
 
   #follow() {
