@@ -173,7 +173,8 @@ def _check_key(exchange: Exchange, keys: Sequence[str]) -> None:
     scheme, _, given = exchange.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = exchange.headers.get("x-api-key", "")
-    found = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]  # all, whatever is found
+    sent = given.strip().encode("latin-1")  # as headers are decoded
+    found = [hmac.compare_digest(sent, key.encode()) for key in keys]  # all, whatever is found
     if not any(found):
         message = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
         raise APIError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

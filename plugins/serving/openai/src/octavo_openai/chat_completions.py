@@ -231,23 +231,13 @@ def _call_piece(call: ToolCallDelta) -> ToolCall:
     if call.name is None:
         return ToolCall(index=call.index, function=Function(arguments=call.arguments))
     function = Function(name=call.name, arguments=call.arguments)
-    return ToolCall(index=call.index, id=_new_call_id(), type="function", function=function)
+    return ToolCall(index=call.index, id=f"call_{secrets.token_hex(12)}", type="function", function=function)
 
 
 def _whole_message(message: MessageDelta) -> AssistantMessage:
-    calls: dict[int, ToolCall] = {}
-    for piece in message.tool_calls:
-        if piece.name is not None:
-            function = Function(name=piece.name)
-            calls[piece.index] = ToolCall(id=_new_call_id(), type="function", function=function)
-        calls[piece.index].function.arguments += piece.arguments
-    made = AssistantMessage(content=message.content or (None if calls else ""))
+    made = AssistantMessage(content=message.content or (None if message.tool_calls else ""))
     if message.reasoning:
         made.reasoning = made.reasoning_content = message.reasoning
-    if calls:
-        made.tool_calls = list(calls.values())
+    if message.tool_calls:
+        made.tool_calls = [msgspec.structs.replace(_call_piece(call), index=UNSET) for call in message.tool_calls]
     return made
-
-
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"

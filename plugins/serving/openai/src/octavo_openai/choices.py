@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from octavo.request import CompletionOutput, FinishReason, TokenLogprobs
-from octavo.spec import MessageDelta, MessageParser
+from octavo.spec import MessageDelta, MessageParser, ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class ChoiceDelta:
 
     index: int
     message: MessageDelta
+    """With at most one piece of each call."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     """One for each token, if they were asked for."""
@@ -68,10 +69,19 @@ class ChoiceReader:
             if is_last:
                 found = _joined(found, parser.flush())
             message = _joined(replace(message, content=""), found)
-        if self._most_calls is not None and message.tool_calls:
-            kept = tuple(call for call in message.tool_calls if call.index < self._most_calls)
-            message = replace(message, tool_calls=kept)
-        return message
+        return replace(message, tool_calls=self._gathered(message.tool_calls)) if message.tool_calls else message
+
+    def _gathered(self, pieces: Sequence[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+        """One piece for each call, for that is all that clients join by; none for a call too many."""
+        calls: dict[int, ToolCallDelta] = {}
+        for piece in pieces:
+            if self._most_calls is not None and piece.index >= self._most_calls:
+                continue
+            known = calls.get(piece.index)
+            if known is not None:
+                piece = ToolCallDelta(piece.index, known.name, known.arguments + piece.arguments)
+            calls[piece.index] = piece
+        return tuple(calls.values())
 
     def _finish_reason(self, output: CompletionOutput) -> str | None:
         if output.finish_reason is FinishReason.STOP and self._has_calls and self._ends_with_calls:

@@ -17,7 +17,8 @@ import resource
 import signal
 import socket
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from types import ModuleType
 
 import uvicorn
 import uvloop
@@ -30,6 +31,7 @@ from octavo_openai.options import ServerOptions, read_options
 from octavo_openai.request_log import configure_logging
 from octavo_openai.routes import ROUTES
 from octavo_openai.service import Service
+from octavo_openai.static_files import page_routes
 
 logger = logging.getLogger("octavo_openai")
 
@@ -43,20 +45,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (0) or the engine's death (1). Raises what the engine raises if it cannot be built."""
     options = read_options(arguments)
     configure_logging(options.log_format, options.log_requests)
-    _raise_file_limit()
-    with _listen(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(options, arguments.engine_config, listener))
+    raise_file_limit()
+    with listen(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve_until_signal(Service(options), arguments.engine_config, listener))
 
 
-async def _serve(options: ServerOptions, config: EngineConfig, listener: socket.socket) -> int:
-    stop = _stop_on_signals()
-    service = Service(options)
-    app = Application(service, ROUTES)
+async def _serve_until_signal(service: Service, config: EngineConfig, listener: socket.socket) -> int:
+    return await serve(service, config, listener, stop_on_signals())
+
+
+async def serve(
+    service: Service,
+    config: EngineConfig,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    plugins: Sequence[ModuleType] = (),
+) -> int:
+    """Load a model and answer requests on `listener` until `stop` is set (0) or the engine has died (1)."""
+    options = service.options
+    app = Application(service, ROUTES, page_routes())
     settings = _uvicorn_config(options, app)
     settings.load()  # raises for certificates that cannot be read
     server = _Server(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = asyncio.create_task(AsyncLLM.start(config, in_process=options.in_process))
+    loading = asyncio.create_task(AsyncLLM.start(config, plugins, in_process=options.in_process))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +127,7 @@ def _uvicorn_config(options: ServerOptions, app: Application) -> uvicorn.Config:
     )
 
 
-def _stop_on_signals() -> asyncio.Event:
+def stop_on_signals() -> asyncio.Event:
     """Set by the first SIGTERM or SIGINT; the second ends the process on the spot."""
     stop = asyncio.Event()
 
@@ -131,7 +143,7 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 @contextlib.contextmanager
-def _listen(options: ServerOptions) -> Generator[socket.socket]:
+def listen(options: ServerOptions) -> Generator[socket.socket]:
     """A socket that is bound already, so that its port is known and clients may come. Raises `OSError`."""
     if options.uds is None:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -159,7 +171,7 @@ def _address(options: ServerOptions, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """As many connections as the system allows; each is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)

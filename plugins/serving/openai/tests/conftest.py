@@ -1,0 +1,238 @@
+"""A server in a thread, with the model that says what its prompt tells it to.
+
+This module is also a plugin: parsers of two little formats, and a grammar backend that forces nothing, because the
+model says what the test wants anyway. `<<name|{"json": …}>>` calls a tool; `(so I think)` at the start is reasoning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.errors import InvalidRequestError
+from octavo.hookspecs import hookimpl
+from octavo.spec import (
+    LogitsProcessorEntry,
+    MessageDelta,
+    ReasoningParserEntry,
+    SequenceView,
+    ToolCallDelta,
+    ToolParserEntry,
+)
+from octavo.testing import echo_model
+from octavo.testing.echo_model import echo_config
+from octavo_openai.options import ServerOptions
+from octavo_openai.serve import listen, serve
+from octavo_openai.service import Service
+
+BAD_GRAMMAR = "this cannot be compiled"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "What the sky does.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+class Calls:
+    """Parser of `<<name|arguments>>`; all else is content."""
+
+    def __init__(self) -> None:
+        self._index, self._held, self._stage = -1, "", "content"
+
+    def push(self, text: str) -> MessageDelta:
+        content, calls = "", []
+        for character in text:
+            self._held += character
+            if self._stage == "content" and self._held == "<<":
+                self._index, self._held, self._stage = self._index + 1, "", "name"
+            elif self._stage == "content" and self._held != "<":
+                content, self._held = content + self._held, ""
+            elif self._stage == "name" and character == "|":
+                calls.append(ToolCallDelta(self._index, self._held[:-1]))
+                self._held, self._stage = "", "arguments"
+            elif self._stage == "arguments" and self._held == ">>":
+                self._held, self._stage = "", "content"
+            elif self._stage == "arguments" and self._held != ">":
+                calls.append(ToolCallDelta(self._index, None, self._held))
+                self._held = ""
+        return MessageDelta(content=content, tool_calls=tuple(calls))
+
+    def flush(self) -> MessageDelta:
+        held, self._held = self._held, ""
+        return MessageDelta(content=held)
+
+
+class Thoughts:
+    """Parser of `(reasoning)content`."""
+
+    def __init__(self) -> None:
+        self._stage = "start"
+
+    def push(self, text: str) -> MessageDelta:
+        reasoning = content = ""
+        for character in text:
+            if self._stage == "start":
+                self._stage = "reasoning" if character == "(" else "content"
+                content += "" if character == "(" else character
+            elif self._stage == "reasoning" and character == ")":
+                self._stage = "content"
+            elif self._stage == "reasoning":
+                reasoning += character
+            else:
+                content += character
+        return MessageDelta(content=content, reasoning=reasoning)
+
+    def flush(self) -> MessageDelta:
+        return MessageDelta()
+
+
+class FreeGrammar:
+    """A grammar backend that compiles all but one text, and allows everything."""
+
+    def attach(self, sequence: SequenceView) -> bool:
+        wanted = sequence.request.sampling_params.structured_outputs
+        if wanted is not None and BAD_GRAMMAR in wanted.source:
+            raise InvalidRequestError("structured_outputs", "no such grammar")
+        return True
+
+    def prepare(self, rows: Any) -> None: ...
+
+    def apply(self, logits: Any, rows: Any) -> None: ...
+
+    def accept(self, sequence: Any, token_ids: Any) -> None: ...
+
+    def release(self, sequence_id: int) -> None: ...
+
+
+def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    told = "Tools: " + ", ".join(tool["function"]["name"] for tool in tools)
+    plain = [{"role": m["role"], "content": m.get("content") or json.dumps(m.get("tool_calls"))} for m in messages]
+    return [{"role": "system", "content": told}, *plain]
+
+
+@hookimpl
+def octavo_register_tool_parsers() -> list[ToolParserEntry]:
+    return [
+        ToolParserEntry(name="angles", factory=lambda tools: Calls(), suits=lambda _: True, spell_out=spell_out),
+        ToolParserEntry(name="mute", factory=lambda tools: Calls(), suits=lambda _: False),
+    ]
+
+
+@hookimpl
+def octavo_register_reasoning_parsers() -> list[ReasoningParserEntry]:
+    return [ReasoningParserEntry(name="brackets", factory=lambda prompt: Thoughts(), suits=lambda _: True)]
+
+
+@hookimpl
+def octavo_register_logits_processors() -> list[LogitsProcessorEntry]:
+    kinds = frozenset({"json", "json_object", "regex", "choice", "grammar", "structural_tag"})
+    return [LogitsProcessorEntry(name="free", factory=lambda context: FreeGrammar(), grammar_kinds=kinds)]
+
+
+class Server:
+    """A server on a free port of this machine. Its engine runs in a thread."""
+
+    def __init__(self, options: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+        self.options = ServerOptions(**{"port": 0, "in_process": True, "log_requests": False, **options})
+        self.service = Service(self.options)
+        self.exit_code: int | None = None
+        self._config = echo_config(**engine)
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._bound.wait(10)
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            with listen(self.options) as listener:
+                self.port = listener.getsockname()[1]
+                self.url = f"http://127.0.0.1:{self.port}"
+                self._bound.set()
+                plugins = [echo_model, sys.modules[__name__]]
+                work = serve(self.service, self._config, listener, self._stop, plugins)
+                self.exit_code = self._loop.run_until_complete(work)
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def wait_ready(self) -> Server:
+        self.until(lambda: self.client.get("/health").status_code == 200)
+        return self
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true"
+            time.sleep(0.02)
+
+    def until_idle(self, seconds: float = 20) -> None:
+        """Until no request is left, and none left anything behind."""
+        self.until(lambda: self.service.llm.num_unfinished == 0, seconds)
+
+    def post(self, path: str, _headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body, headers=_headers)
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The data of a stream's events; it must end with [DONE]."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert data.pop() == "[DONE]"
+        return [json.loads(item) for item in data]
+
+    def begin_stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.begin_stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the server does not end"
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One that nothing is special about."""
+    made = Server({}, {}).wait_ready()
+    yield made
+    made.until_idle()
+    made.close()
+    assert made.exit_code == 0
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Server]]:
+    """`start(option=value, engine={...})`: servers with options of their own."""
+    servers: list[Server] = []
+
+    def make(engine: Mapping[str, Any] | None = None, **options: Any) -> Server:
+        servers.append(Server(options, engine or {}))
+        return servers[-1].wait_ready()
+
+    yield make
+    for made in servers:
+        made.close()
+
+
+@pytest.fixture
+def weather() -> list[dict[str, Any]]:
+    """Two tools."""
+    return [WEATHER, CLOCK]
