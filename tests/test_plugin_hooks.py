@@ -32,8 +32,8 @@ from octavo.spec import (
     Model,
     ModelContext,
     ModelEntry,
-    Observer,
     ModelTransform,
+    Observer,
     PlatformEntry,
     SequenceView,
 )
