@@ -5,10 +5,14 @@ Owns: those, and the frame of an event. Must never know: what is in them, how th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from octavo_openai.errors import APIError
 
 DONE = b"data: [DONE]\n\n"
 """What OpenAI ends a stream with."""
@@ -24,6 +28,8 @@ class EventStream:
     """
 
     frames: AsyncGenerator[bytes, None]
+    failure: Callable[[APIError], bytes] | None = None
+    """Its last events if it cannot go on; None: the one that the route has for all streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +41,7 @@ class Content:
 
 
 def frame(record: msgspec.Struct) -> bytes:
-    """An event without a name."""
-    return b"data: " + _encode(record) + b"\n\n"
+    """An event; its name is the record's tag, if it has one."""
+    data = b"data: " + _encode(record) + b"\n\n"
+    name = record.__struct_config__.tag
+    return data if name is None else f"event: {name}\n".encode() + data

@@ -50,12 +50,14 @@ class Application:
             ],
             redirect_slashes=False,
         )
+        self._errors = {route.path: route.errors for route in routes}
         self._live: set[Exchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is configured to speak nothing else"
         started = time.monotonic()
         exchange = Exchange(scope, receive, send)
+        exchange.errors = self._errors.get(scope["path"], exchange.errors)
         scope["app"], scope[_EXCHANGE] = self, exchange
         self._live.add(exchange)
         error: APIError | None = None
@@ -119,7 +121,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[_EXCHANGE]
-        exchange.errors, exchange.route = self._route.errors, self._route.path
+        exchange.route = self._route.path
         if not self._route.is_open(self._service.options):
             _check_key(exchange, self._service.options.api_key)
         body = await self._read(exchange) if self._route.body is not None else None

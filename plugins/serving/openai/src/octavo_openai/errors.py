@@ -63,6 +63,7 @@ class APIError(Exception):
 class ErrorShape:
     """How an API writes its errors."""
 
+    record: type[msgspec.Struct]
     body: Callable[[APIError], msgspec.Struct]
     event: Callable[[APIError], bytes]
     """The last event of a stream that cannot go on."""
@@ -73,7 +74,7 @@ def error_body(error: APIError) -> ErrorBody:
     return ErrorBody(error=detail)
 
 
-OPENAI_ERRORS = ErrorShape(body=error_body, event=lambda error: frame(error_body(error)))
+OPENAI_ERRORS = ErrorShape(record=ErrorBody, body=error_body, event=lambda error: frame(error_body(error)))
 
 
 def as_api_error(error: Exception) -> APIError | None:

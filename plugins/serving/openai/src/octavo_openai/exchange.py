@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -47,7 +47,7 @@ class Exchange:
         self.request_id = checked_id(self.headers.get(REQUEST_ID_HEADER)) or secrets.token_hex(16)
         """The client's own, or made here; for headers and logs. Two exchanges may have the same one."""
         self.errors: ErrorShape = OPENAI_ERRORS
-        """How this route writes its errors."""
+        """How errors are written at this path."""
         self.route = "other"
         """Path of the route as the routes have it, so that there are no more of them than routes."""
         self.status: int | None = None
@@ -55,6 +55,7 @@ class Exchange:
         self.extra_headers: dict[str, str] = {}
         self._receive, self._send = receive, send
         self._is_stream = self._is_complete = False
+        self._failure: Callable[[APIError], bytes] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._stopped_by: APIError | None = None
 
@@ -130,7 +131,7 @@ class Exchange:
 
     async def send_stream(self, stream: EventStream) -> None:
         """Send events as they come; the status with the first of them, so that until then it may become another."""
-        frames = stream.frames
+        frames, self._failure = stream.frames, stream.failure
         first = asyncio.ensure_future(anext(frames))
         try:
             await asyncio.wait((first,), timeout=HEADERS_AFTER)
@@ -156,7 +157,8 @@ class Exchange:
         if self.status is None:
             await self.send_content(error.status, _encode(self.errors.body(error)), headers=error.headers)
         elif self._is_stream and not self._is_complete:
-            await self.send({"type": "http.response.body", "body": self.errors.event(error)})
+            event = (self._failure or self.errors.event)(error)
+            await self.send({"type": "http.response.body", "body": event})
 
     async def _start_stream(self) -> None:
         self._is_stream = True

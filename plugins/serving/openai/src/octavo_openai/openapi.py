@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_openai.errors import ErrorBody
-
 if TYPE_CHECKING:
     from octavo_openai.routes import Route
 
@@ -35,8 +33,8 @@ _NEVER_WITHOUT_BODY = (400, 413, 415, 429, 504)
 @functools.cache
 def openapi_document(routes: tuple[Route, ...]) -> bytes:
     """As JSON."""
-    kinds = {kind for route in routes for kind in (route.body, route.answer, route.event) if kind is not None}
-    ordered = [ErrorBody, *sorted(kinds, key=lambda kind: kind.__name__)]
+    kinds = {kind for r in routes for kind in (r.body, r.answer, r.errors.record, *r.events) if kind is not None}
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     schema_of: dict[Any, Any] = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -49,7 +47,10 @@ def openapi_document(routes: tuple[Route, ...]) -> bytes:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
     return msgspec.json.encode(document)
@@ -57,12 +58,12 @@ def openapi_document(routes: tuple[Route, ...]) -> bytes:
 
 def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"application/json": {"schema": schema_of.get(route.answer, {})}}
-    if route.event is not None:
+    if route.events:
         answer["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": answer}}
     for status, text in _ERRORS.items():
         if route.body is not None or status not in _NEVER_WITHOUT_BODY:
-            content = {"application/json": {"schema": schema_of[ErrorBody]}}
+            content = {"application/json": {"schema": schema_of[route.errors.record]}}
             responses[str(status)] = {"description": text, "content": content}
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
@@ -80,5 +81,5 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
             "content": {"application/json": {"schema": schema_of[route.body]}},
         }
     if not route.is_open:
-        operation["security"] = [{}, {"key": []}]
+        operation["security"] = [{}, {"key": []}, {"header": []}]
     return operation

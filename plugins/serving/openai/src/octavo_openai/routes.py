@@ -46,7 +46,7 @@ class Route:
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     """None: what it answers has no schema."""
-    event: type[msgspec.Struct] | None = None
+    events: tuple[type[msgspec.Struct], ...] = ()
     """What the events of a stream hold, if it can stream."""
     is_open: Callable[[ServerOptions], bool] = lambda options: False
     """Whether it answers without a key."""
@@ -69,7 +69,7 @@ ROUTES = (
         summary="The next message of a conversation",
         body=ChatCompletionRequest,
         answer=ChatCompletion,
-        event=ChatCompletionChunk,
+        events=(ChatCompletionChunk,),
     ),
     Route(
         method="POST",
@@ -78,7 +78,7 @@ ROUTES = (
         summary="What follows a prompt",
         body=CompletionRequest,
         answer=Completion,
-        event=Completion,
+        events=(Completion,),
     ),
     Route(method="GET", path="/v1/models", handler=list_models, summary="The model's names", answer=ModelList),
     Route(method="GET", path="/v1/models/{model:path}", handler=get_model, summary="One of the names", answer=Model),
