@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from octavo.request import FinishReason, Request, RequestOutput
 from octavo.spec import Observer
-from octavo.step import StepStats, TokenTimes
+from octavo.step import ScheduledSequence, StepStats, TokenTimes
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -49,6 +49,10 @@ class EngineMetrics(Observer):
             name: self._counter(name, text)
             for name, text in (
                 ("prompt_tokens", "Prompt tokens of requests, cached ones included."),
+                (
+                    "prompt_tokens_computed",
+                    "Prompt tokens computed: no cached ones, those of preempted sequences again.",
+                ),
                 ("generation_tokens", "Tokens that were generated."),
                 ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once for each sequence."),
                 ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
@@ -94,6 +98,7 @@ class EngineMetrics(Observer):
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._usage.set(stats.num_used_blocks / max(stats.num_blocks, 1))
+        self._count("prompt_tokens_computed", sum(s.num_scheduled_tokens for s in stats.scheduled if not _decodes(s)))
         self._count("generation_tokens", stats.num_generated_tokens)
         self._count("prefix_cache_queries", stats.prefix_queries)
         self._count("prefix_cache_hits", stats.prefix_hits)
@@ -139,15 +144,16 @@ class EngineMetrics(Observer):
     def totals(self) -> dict[str, int | dict[str, int]]:
         """Sums since the start, under the names of `GET /status`."""
         names = {
+            "prompt_tokens": "prompt_tokens_computed",
+            "generation_tokens": "generation_tokens",
             "prefix_queries": "prefix_cache_queries",
             "prefix_hits": "prefix_cache_hits",
             "draft_tokens": "spec_decode_num_draft_tokens",
             "accepted_tokens": "spec_decode_num_accepted_tokens",
             "preemptions": "num_preemptions",
         }
-        plain = {name: self._total[name] for name in ("prompt_tokens", "generation_tokens")}
         finished = {reason.value: self._finished[reason.value] for reason in FinishReason}
-        return {**plain, **{name: self._total[ours] for name, ours in names.items()}, "finished": finished}
+        return {**{name: self._total[ours] for name, ours in names.items()}, "finished": finished}
 
     def _count(self, name: str, amount: int) -> None:
         if amount:
@@ -163,3 +169,8 @@ class EngineMetrics(Observer):
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"octavo:{name}", text, ("model_name",), registry=self.registry, buckets=buckets)
         return made.labels(self._model_name)
+
+
+def _decodes(scheduled: ScheduledSequence) -> bool:
+    """Whether it computes its last token and drafts; the rest of a prompt is mostly longer."""
+    return scheduled.num_scheduled_tokens == len(scheduled.draft_token_ids) + 1

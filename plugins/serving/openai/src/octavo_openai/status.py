@@ -75,6 +75,7 @@ class Totals(msgspec.Struct, kw_only=True):
     """Sums since the start: two readings give a rate."""
 
     prompt_tokens: int
+    """Those computed; cached ones are not."""
     generation_tokens: int
     prefix_queries: int
     """Prompt tokens looked up in the prefix cache."""
