@@ -124,6 +124,7 @@ class CallsOrContentParser:
         return MessageDelta(content=text) if self._calls is None else self._calls.push(text)
 
     def flush(self) -> MessageDelta:
-        if self._calls is None and not self._is_content:
-            return MessageDelta(content=self._space)
-        return MessageDelta()
+        if self._calls is not None or self._is_content:
+            return MessageDelta()
+        space, self._space = self._space, ""
+        return MessageDelta(content=space)

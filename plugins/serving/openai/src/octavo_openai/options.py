@@ -129,8 +129,12 @@ def _convert(given: Mapping[str, Any]) -> ServerOptions:
     types = {field.name: field.type for field in msgspec.structs.fields(ServerOptions)}
     values = dict(given)
     for name, value in given.items():
-        if isinstance(value, str) and name in types and _is_list(types[name]):
+        if not isinstance(value, str) or name not in types:
+            continue
+        if _is_list(types[name]):
             values[name] = [part.strip() for part in value.split(",") if part.strip()]
+        elif value.lower() == "none" and type(None) in typing.get_args(_plain(types[name])):
+            values[name] = None
     try:
         return msgspec.convert(values, ServerOptions, strict=False)
     except msgspec.ValidationError as error:
