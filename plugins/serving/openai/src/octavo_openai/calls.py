@@ -39,6 +39,12 @@ class Call(Generic[B]):
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
 
+    @property
+    def trace_headers(self) -> dict[str, str] | None:
+        """The client's trace, for observers that go on with it; None if it has none."""
+        found = {name: self.headers[name] for name in ("traceparent", "tracestate") if name in self.headers}
+        return found or None
+
 
 def new_id(prefix: str, wanted: str | None = None) -> str:
     """An id for an answer: with the client's own word in it, if that can stand in a log, or a random one."""

@@ -104,7 +104,7 @@ async def create_chat_completion(call: Call[ChatCompletionRequest]) -> ChatCompl
     answer_id = new_id("chatcmpl", body.request_id)
     with field_names(names):
         conversation = body.conversation(call.service.options)
-        answer = await prepare_answer(call.service, engine_id(answer_id), conversation)
+        answer = await prepare_answer(call.service, engine_id(answer_id), conversation, call.trace_headers)
     call.count = answer.count
     writer = _Writer(call, answer, answer_id, model)
     if body.stream:

@@ -30,7 +30,6 @@ from octavo_openai.logprobs import (
     joined,
     prompt_logprobs,
 )
-from octavo_openai.options import ServerOptions
 from octavo_openai.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
 from octavo_openai.sampling import GenerationRequest, check_at_most, sampling_changes
 from octavo_openai.usage import TokenCount, Usage
@@ -79,7 +78,7 @@ async def create_completion(call: Call[CompletionRequest]) -> Completion | Event
     names = {"structured_outputs": "response_format"} if body.response_format is not None else {}
     with field_names(names):
         answer_id = new_id("cmpl", body.request_id)
-        requests = await _make_requests(llm, body, service.options, answer_id)
+        requests = await _make_requests(llm, call, answer_id)
     run = _Run(llm, body, requests)
     call.count = run.count
     head = Completion(id=answer_id, created=call.created, model=model, choices=[])
@@ -119,10 +118,9 @@ def _tells(choice: CompletionChoice) -> bool:
     return bool(choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or first)
 
 
-async def _make_requests(
-    llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, answer_id: str
-) -> list[Request]:
+async def _make_requests(llm: AsyncLLM, call: Call[CompletionRequest], answer_id: str) -> list[Request]:
     """A request for each prompt; all of them are found good before any runs."""
+    body, options = call.body, call.service.options
     changes = sampling_changes(body, options)
     prompts = split_prompts(body.prompt)
     check_at_most("prompt", len(prompts), options.max_prompts)
@@ -143,7 +141,8 @@ async def _make_requests(
     requests = []
     for given in prompts:
         prompt = await prepare_prompt(llm, given, adds_special, body.truncate_prompt_tokens, body.cache_salt)
-        requests.append(await llm.make_request(engine_id(answer_id), prompt, params))
+        request_id = engine_id(answer_id)
+        requests.append(await llm.make_request(request_id, prompt, params, trace_headers=call.trace_headers))
     return requests
 
 

@@ -88,8 +88,13 @@ class Answer:
         return min(sum(counts), self.count.completion)
 
 
-async def prepare_answer(service: Service, request_id: str, conversation: Conversation) -> Answer:
-    """Check and render; nothing is computed yet. Raises `InvalidRequestError` and `APIError`."""
+async def prepare_answer(
+    service: Service, request_id: str, conversation: Conversation, trace_headers: Mapping[str, str] | None = None
+) -> Answer:
+    """Check and render; nothing is computed yet. `trace_headers`: as `Call` has them.
+
+    Raises `InvalidRequestError` and `APIError`.
+    """
     llm = service.admit()
     template = (llm.tokenizer and llm.tokenizer.chat_template) or ""
     sampling = {"max_tokens": None, **conversation.sampling}
@@ -109,4 +114,5 @@ async def prepare_answer(service: Service, request_id: str, conversation: Conver
         messages, tools = tool_use.spell_out(messages, tools), ()
     prompt = await render_prompt(llm, messages, tools, conversation.rendering)
     prompt["cache_salt"] = conversation.cache_salt
-    return Answer(service, llm, await llm.make_request(request_id, prompt, params), tool_use)
+    request = await llm.make_request(request_id, prompt, params, trace_headers=trace_headers)
+    return Answer(service, llm, request, tool_use)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo_openai.options import ServerOptions
+
 if TYPE_CHECKING:
     from octavo_openai.routes import Route
 
@@ -80,6 +82,6 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": schema_of[route.body]}},
         }
-    if not route.is_open:
+    if not route.is_open(ServerOptions()):
         operation["security"] = [{}, {"key": []}, {"header": []}]
     return operation
