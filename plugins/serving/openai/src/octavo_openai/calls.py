@@ -48,7 +48,7 @@ class Call(Generic[B]):
 
 def new_id(prefix: str, wanted: str | None = None) -> str:
     """An id for an answer: with the client's own word in it, if that can stand in a log, or a random one."""
-    return f"{prefix}-{checked_id(wanted) or secrets.token_hex(16)}"
+    return f"{prefix}{checked_id(wanted) or secrets.token_hex(16)}"
 
 
 def engine_id(answer_id: str) -> str:

@@ -15,11 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
 from octavo_openai.answers import DONE, EventStream, frame
-from octavo_openai.calls import Call, engine_id, new_id
+from octavo_openai.calls import Call, new_id
 from octavo_openai.chat_request import ChatCompletionRequest
 from octavo_openai.choices import ChoiceDelta
-from octavo_openai.conversation import Answer, prepare_answer
-from octavo_openai.errors import field_names
+from octavo_openai.conversation import Answer
+from octavo_openai.dialects import answer_call
 from octavo_openai.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
 from octavo_openai.usage import Usage
 
@@ -97,24 +97,14 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-async def create_chat_completion(call: Call[ChatCompletionRequest]) -> ChatCompletion | EventStream:
-    body = call.body
-    names = body.field_names()
-    model = call.service.find_model(body.model)
-    answer_id = new_id("chatcmpl", body.request_id)
-    with field_names(names):
-        conversation = body.conversation(call.service.options)
-        answer = await prepare_answer(call.service, engine_id(answer_id), conversation, call.trace_headers)
-    call.count = answer.count
-    writer = _Writer(call, answer, answer_id, model)
-    if body.stream:
-        return EventStream(writer.events(names))
-    with field_names(names):
-        return await writer.whole()
+async def create_chat_completion(call: Call[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
+    return await answer_call(call, new_id("chatcmpl-", call.body.request_id), _Writer)
 
 
 class _Writer:
     """Writes one answer, as a whole or as a stream of chunks."""
+
+    failure = None
 
     def __init__(self, call: Call[ChatCompletionRequest], answer: Answer, answer_id: str, model: str) -> None:
         self._call, self._body, self._answer = call, call.body, answer
@@ -137,29 +127,27 @@ class _Writer:
             prompt_logprobs=self._prompt_logprobs(),
         )
 
-    async def events(self, names: dict[str, str]) -> AsyncGenerator[bytes, None]:
-        """`names`: what the client calls the engine's fields."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
         body, count = self._body, self._answer.count
         wants_usage = body.wants_usage or self._call.service.options.usage_in_streams
         usage: Usage | UnsetType | None = None if wants_usage else UNSET
         begun: set[int] = set()
-        with field_names(names):
-            async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
-                async for deltas in all_deltas:
-                    frames = []
-                    if body.wants_continuous_usage:
-                        usage = count.usage()
-                    for delta in deltas:
-                        if delta.index not in begun:
-                            frames.append(self._first(delta.index, usage, is_first=not begun))
-                            begun.add(delta.index)
-                        choice = self._chunk_choice(delta)
-                        if body.wants_continuous_usage or _tells(choice):
-                            frames.append(self._frame([choice], usage))
-                        if delta.finish_reason is not None:
-                            self._call.finish_reasons.append(delta.finish_reason)
-                    if frames:
-                        yield b"".join(frames)
+        async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
+            async for deltas in all_deltas:
+                frames = []
+                if body.wants_continuous_usage:
+                    usage = count.usage()
+                for delta in deltas:
+                    if delta.index not in begun:
+                        frames.append(self._first(delta.index, usage, is_first=not begun))
+                        begun.add(delta.index)
+                    choice = self._chunk_choice(delta)
+                    if body.wants_continuous_usage or _tells(choice):
+                        frames.append(self._frame([choice], usage))
+                    if delta.finish_reason is not None:
+                        self._call.finish_reasons.append(delta.finish_reason)
+                if frames:
+                    yield b"".join(frames)
         if wants_usage:
             yield self._frame([], count.usage())
         yield DONE

@@ -5,7 +5,7 @@ Owns: OpenAI's records for messages and tools. Must never know: what an answer l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +14,8 @@ from octavo.errors import InvalidRequestError
 from octavo_openai.conversation import Conversation
 from octavo_openai.messages import Rendering
 from octavo_openai.options import ServerOptions
-from octavo_openai.sampling import GenerationRequest, check_at_most, sampling_changes
-from octavo_openai.tool_choice import ToolChoice
+from octavo_openai.sampling import GenerationRequest, check_at_most, generation_changes
+from octavo_openai.tool_choice import read_tool_choice
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -88,7 +88,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         if self.modalities not in (None, ["text"]):
             raise InvalidRequestError("modalities", 'must be ["text"]')
         check_at_most("tools", len(self.tools or ()), options.max_tools)
-        tools, choice = _tool_choice(self.tool_choice, template_tools(self.tools))
+        tools, choice = read_tool_choice(self.tool_choice, template_tools(self.tools))
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
@@ -116,7 +116,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return names
 
     def _sampling(self, options: ServerOptions) -> dict[str, Any]:
-        changes = sampling_changes(self, options)
+        changes = generation_changes(self, options)
         if self.max_completion_tokens is not None:
             changes["max_tokens"] = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
@@ -148,35 +148,6 @@ def template_tools(tools: Sequence[ToolDefinition] | None) -> list[dict[str, Any
     for tool in made:
         tool["function"].pop("strict", None)
     return made
-
-
-def _tool_choice(
-    given: str | Mapping[str, Any] | None, tools: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], ToolChoice]:
-    """The tools that may be called, and the choice among them."""
-    match given:
-        case None | "auto":
-            return tools, ToolChoice("auto")
-        case "none" | "required":
-            return tools, ToolChoice(given)
-        case {"type": "function", "function": {"name": str(name)}}:
-            return tools, ToolChoice("required", name)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
-            names = [tool["function"]["name"] for tool in tools]
-            wanted = [_name_of(tool) for tool in allowed]
-            if missing := next((name for name in wanted if name not in names), None):
-                raise InvalidRequestError("tool_choice", f"no tool is called {missing!r}; there is: {', '.join(names)}")
-            return [tool for tool in tools if tool["function"]["name"] in wanted], ToolChoice(mode)
-    raise InvalidRequestError(
-        "tool_choice", "must be 'auto', 'none', 'required', {type: function, function: {name}} or allowed_tools"
-    )
-
-
-def _name_of(tool: Any) -> str:
-    match tool:
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return name
-    raise InvalidRequestError("tool_choice", "allowed_tools.tools must be a list of {type: function, function: {name}}")
 
 
 def _without_nulls(record: msgspec.Struct) -> dict[str, Any]:

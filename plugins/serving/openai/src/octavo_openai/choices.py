@@ -18,7 +18,9 @@ class ChoiceDelta:
 
     index: int
     message: MessageDelta
-    """With at most one piece of each call."""
+    """All of it, with at most one piece of each call."""
+    pieces: Sequence[MessageDelta]
+    """The same in the order in which the model said it; a piece may hold content that came before its calls."""
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None
     """One for each token, if they were asked for."""
@@ -34,11 +36,18 @@ class ChoiceReader:
     The content that one parser finds is what the next one reads. Calls from number `most_calls` on are left out.
     """
 
-    def __init__(self, parsers: Sequence[MessageParser], most_calls: int | None, ends_with_calls: bool) -> None:
+    def __init__(
+        self,
+        parsers: Sequence[MessageParser],
+        most_calls: int | None = None,
+        ends_with_calls: bool = True,
+        by_character: bool = False,
+    ) -> None:
+        """`by_character`: the last parser gets one at a time, so that `pieces` do not depend on how the text came."""
         self.reasoning = ""
         """All that was set apart so far."""
         self._parsers = parsers
-        self._most_calls, self._ends_with_calls = most_calls, ends_with_calls
+        self._most_calls, self._ends_with_calls, self._by_character = most_calls, ends_with_calls, by_character
         self._has_calls = self._is_finished = False
 
     def read(self, output: CompletionOutput) -> ChoiceDelta | None:
@@ -46,7 +55,8 @@ class ChoiceReader:
         if self._is_finished or not (output.token_ids or output.finished):
             return None
         self._is_finished = output.finished
-        message = self._parse(output.text, output.finished)
+        pieces = self._parse(output.text, output.finished)
+        message = _joined(pieces)
         if message.tool_calls:
             self._has_calls = True
         if message.reasoning:
@@ -54,34 +64,31 @@ class ChoiceReader:
         return ChoiceDelta(
             index=output.index,
             message=message,
+            pieces=pieces,
             token_ids=output.token_ids,
             logprobs=output.logprobs,
             finish_reason=self._finish_reason(output),
             stop_reason=output.stop_reason,
         )
 
-    def _parse(self, text: str, is_last: bool) -> MessageDelta:
-        message = MessageDelta(content=text)
+    def _parse(self, text: str, is_last: bool) -> list[MessageDelta]:
+        pieces = [MessageDelta(content=text)]
         if not text and not is_last:
-            return message
+            return pieces
         for parser in self._parsers:
-            found = parser.push(message.content)
+            pieces = [found for piece in pieces for found in self._push(parser, piece)]
             if is_last:
-                found = _joined(found, parser.flush())
-            message = _joined(replace(message, content=""), found)
-        return replace(message, tool_calls=self._gathered(message.tool_calls)) if message.tool_calls else message
+                pieces.append(parser.flush())
+        if self._most_calls is not None:
+            pieces = [_with_calls_below(self._most_calls, piece) for piece in pieces]
+        return pieces
 
-    def _gathered(self, pieces: Sequence[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-        """One piece for each call, for that is all that clients join by; none for a call too many."""
-        calls: dict[int, ToolCallDelta] = {}
-        for piece in pieces:
-            if self._most_calls is not None and piece.index >= self._most_calls:
-                continue
-            known = calls.get(piece.index)
-            if known is not None:
-                piece = ToolCallDelta(piece.index, known.name, known.arguments + piece.arguments)
-            calls[piece.index] = piece
-        return tuple(calls.values())
+    def _push(self, parser: MessageParser, piece: MessageDelta) -> list[MessageDelta]:
+        """What the parser makes of the content of a piece, behind what else is in it."""
+        found = [replace(piece, content="")] if piece.reasoning or piece.tool_calls else []
+        if self._by_character and parser is self._parsers[-1]:
+            return found + [parser.push(character) for character in piece.content]
+        return [*found, parser.push(piece.content)]
 
     def _finish_reason(self, output: CompletionOutput) -> str | None:
         if output.finish_reason is FinishReason.STOP and self._has_calls and self._ends_with_calls:
@@ -89,9 +96,24 @@ class ChoiceReader:
         return None if output.finish_reason is None else output.finish_reason.value
 
 
-def _joined(first: MessageDelta, second: MessageDelta) -> MessageDelta:
+def _with_calls_below(limit: int, piece: MessageDelta) -> MessageDelta:
+    if all(call.index < limit for call in piece.tool_calls):
+        return piece
+    return replace(piece, tool_calls=tuple(call for call in piece.tool_calls if call.index < limit))
+
+
+def _joined(pieces: Sequence[MessageDelta]) -> MessageDelta:
+    """One piece for each call, for that is all that clients join by."""
+    if len(pieces) == 1 and not pieces[0].tool_calls:
+        return pieces[0]
+    names: dict[int, str | None] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        for call in piece.tool_calls:
+            names.setdefault(call.index, call.name)
+            arguments.setdefault(call.index, []).append(call.arguments)
     return MessageDelta(
-        content=first.content + second.content,
-        reasoning=first.reasoning + second.reasoning,
-        tool_calls=first.tool_calls + second.tool_calls,
+        content="".join([piece.content for piece in pieces]),
+        reasoning="".join([piece.reasoning for piece in pieces]),
+        tool_calls=tuple(ToolCallDelta(i, names[i], "".join(said)) for i, said in arguments.items()),
     )

@@ -31,7 +31,7 @@ from octavo_openai.logprobs import (
     prompt_logprobs,
 )
 from octavo_openai.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
-from octavo_openai.sampling import GenerationRequest, check_at_most, sampling_changes
+from octavo_openai.sampling import GenerationRequest, check_at_most, generation_changes
 from octavo_openai.usage import TokenCount, Usage
 
 
@@ -77,7 +77,7 @@ async def create_completion(call: Call[CompletionRequest]) -> Completion | Event
     llm = service.admit()
     names = {"structured_outputs": "response_format"} if body.response_format is not None else {}
     with field_names(names):
-        answer_id = new_id("cmpl", body.request_id)
+        answer_id = new_id("cmpl-", body.request_id)
         requests = await _make_requests(llm, call, answer_id)
     run = _Run(llm, body, requests)
     call.count = run.count
@@ -121,7 +121,7 @@ def _tells(choice: CompletionChoice) -> bool:
 async def _make_requests(llm: AsyncLLM, call: Call[CompletionRequest], answer_id: str) -> list[Request]:
     """A request for each prompt; all of them are found good before any runs."""
     body, options = call.body, call.service.options
-    changes = sampling_changes(body, options)
+    changes = generation_changes(body, options)
     prompts = split_prompts(body.prompt)
     check_at_most("prompt", len(prompts), options.max_prompts)
     check_at_most("n", len(prompts) * (body.n or 1), max(options.max_prompts, options.max_n))

@@ -57,12 +57,12 @@ class Answer:
     def tokenizer(self) -> Tokenizer:
         return need_tokenizer(self._llm)
 
-    async def deltas(self, incremental: bool) -> AsyncGenerator[list[ChoiceDelta], None]:
+    async def deltas(self, incremental: bool, in_order: bool = False) -> AsyncGenerator[list[ChoiceDelta], None]:
         """What is new, whenever something is; not `incremental`: everything of every choice, once.
 
-        Leaving it aborts the request; so close it.
+        `in_order`: the order of content and calls is wanted, too. Leaving it aborts the request; so close it.
         """
-        readers = [self._reader() for _ in range(self.request.sampling_params.n)]
+        readers = [self._reader(in_order) for _ in range(self.request.sampling_params.n)]
         async with aclosing(generate(self._llm, [self.request], incremental)) as outputs:
             async for _, output in outputs:
                 self.count.add_output(output)
@@ -73,14 +73,15 @@ class Answer:
                 if deltas:
                     yield deltas
 
-    def _reader(self) -> ChoiceReader:
+    def _reader(self, in_order: bool) -> ChoiceReader:
         tool_use, offer = self._tool_use, self._reasoning_parser
         parsers: list[MessageParser] = []
         if offer is not None and tool_use.constraint is None:  # a constraint leaves no room for reasoning
             parsers.append(offer.make(self.request.prompt or ""))
         if tool_use.make_parser is not None:
             parsers.append(tool_use.make_parser())
-        return ChoiceReader(parsers, tool_use.most_calls, tool_use.ends_with_calls)
+        is_free = tool_use.make_parser is not None and tool_use.constraint is None  # else there is no such order
+        return ChoiceReader(parsers, tool_use.most_calls, tool_use.ends_with_calls, in_order and is_free)
 
     async def _count_reasoning(self, readers: Sequence[ChoiceReader]) -> int:
         """As the tokenizer splits what was set apart, which does not depend on how it came."""

@@ -50,6 +50,40 @@ class ToolUse:
     """Whether an output with calls ends with the reason `tool_calls`; to OpenAI a call that was named is `stop`."""
 
 
+def read_tool_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> tuple[Sequence[Tool], ToolChoice]:
+    """The tools that may be called and the choice among them, as OpenAI's APIs say it.
+
+    Some have a function's name in `function`, some beside `type`. Raises `InvalidRequestError`.
+    """
+    match given:
+        case None | "auto":
+            return tools, ToolChoice("auto")
+        case "none" | "required":
+            return tools, ToolChoice(given)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return tools, ToolChoice("required", name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}} | {
+            "type": "allowed_tools",
+            "mode": "auto" | "required" as mode,
+            "tools": [*allowed],
+        }:
+            names = [tool["function"]["name"] for tool in tools]
+            wanted = [_name_of(tool) for tool in allowed]
+            if missing := next((name for name in wanted if name not in names), None):
+                raise InvalidRequestError("tool_choice", f"no tool is called {missing!r}; there is: {', '.join(names)}")
+            return [tool for tool in tools if tool["function"]["name"] in wanted], ToolChoice(mode)
+    raise InvalidRequestError(
+        "tool_choice", "must be 'auto', 'none', 'required', a function with its name, or allowed_tools"
+    )
+
+
+def _name_of(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    raise InvalidRequestError("tool_choice", "each of the allowed tools must be a function with its name")
+
+
 def plan_tool_use(
     tools: Sequence[Tool],
     choice: ToolChoice,

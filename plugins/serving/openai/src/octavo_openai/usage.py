@@ -5,7 +5,7 @@ Owns: OpenAI's usage record and the count that it is made of. Must never know: w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,10 +34,16 @@ class TokenCount:
     """Counts as outputs come; prompts count once, however many completions they have."""
 
     prompt: int = 0
-    cached: int = 0
     completion: int = 0
     reasoning: int | None = None
     """None where nothing was set apart as reasoning."""
+    _cached: dict[str, int] = field(default_factory=dict)
+    """By request."""
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found in the prefix cache; known with the first output."""
+        return sum(self._cached.values())
 
     def add_prompt(self, request: Request) -> None:
         self.prompt += len(request.prompt_token_ids)
@@ -45,8 +51,7 @@ class TokenCount:
     def add_output(self, output: RequestOutput) -> None:
         """Count what is new in an output of deltas, or a final one."""
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
-        if output.finished:
-            self.cached += output.metrics.num_cached_tokens
+        self._cached[output.request_id] = output.metrics.num_cached_tokens
 
     def usage(self) -> Usage:
         details = msgspec.UNSET

@@ -1,0 +1,72 @@
+"""One call of any API that knows messages: from its body to the whole answer, or to a stream of it.
+
+Owns: the order of the steps, which all of these APIs have in common. Must never know: what any of them looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from octavo_openai.answers import EventStream
+from octavo_openai.calls import Call, engine_id
+from octavo_openai.conversation import Answer, Conversation, prepare_answer
+from octavo_openai.errors import APIError, field_names
+from octavo_openai.options import ServerOptions
+
+
+class ConversationRequest(Protocol):
+    """A body that asks for the next message of a conversation."""
+
+    model: str | None
+    stream: bool | None
+
+    def conversation(self, options: ServerOptions) -> Conversation:
+        """Raises `InvalidRequestError` and `APIError`."""
+        ...
+
+    def field_names(self) -> Mapping[str, str]:
+        """What this request calls the engine's fields."""
+        ...
+
+
+R = TypeVar("R", bound=ConversationRequest)
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in an API's shape, as a whole or as a stream."""
+
+    failure: Callable[[APIError], bytes] | None
+    """The last events of a stream that cannot go on; None: as the route has it."""
+
+    async def whole(self) -> msgspec.Struct: ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Frames; none before something is computed, for until then an error is no broken stream."""
+        ...
+
+
+async def answer_call(
+    call: Call[R], answer_id: str, make_writer: Callable[[Call[R], Answer, str, str], AnswerWriter]
+) -> msgspec.Struct | EventStream:
+    """`make_writer` gets the call, its answer, `answer_id` and the model's name."""
+    body = call.body
+    names = body.field_names()
+    model = call.service.find_model(body.model)
+    with field_names(names):
+        answer = await prepare_answer(call.service, engine_id(answer_id), body.conversation(call.service.options))
+        call.count = answer.count
+        writer = make_writer(call, answer, answer_id, model)
+        if not body.stream:
+            return await writer.whole()
+    return EventStream(_named(writer.events(), names), writer.failure)
+
+
+async def _named(frames: AsyncGenerator[bytes, None], names: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    with field_names(names):
+        async with aclosing(frames):
+            async for frame in frames:
+                yield frame
