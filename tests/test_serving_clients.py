@@ -160,7 +160,8 @@ def test_openai_responses(client: openai.OpenAI) -> None:
 
 def test_anthropic_messages(url: str) -> None:
     with anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0) as client:
-        options: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "max_tokens": 16, "extra_body": {"temperature": 0}}
+        options: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "max_tokens": 16}
+        options["extra_body"] = {"temperature": 0}
         whole = client.messages.create(**options)
         (block,) = whole.content
         assert block.type == "text"

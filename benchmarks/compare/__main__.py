@@ -3,6 +3,7 @@
     python benchmarks/compare                                          # everything
     python benchmarks/compare --scale 0.1 --rounds 2 --workloads W1,W2 --peers vllm,llama.cpp
     python benchmarks/compare --dtype bfloat16 --octavo-dtype int8     # Octavo's int8 beside everybody's bfloat16
+    python benchmarks/compare --clients vllm,guidellm                  # their load generators against `octavo serve`
 
 Makes a virtual environment for each peer, the weights in the form that each reads, a rehearsal for each engine (so that
 nobody compiles or converts for the first time while measured), then rounds in rotated order, each run in a fresh
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clients import CLIENTS, run_clients
 from engines import GIBIBYTE, OCTAVO, PEERS, Engine, Launch, Resources
 from environments import InstallError, make_environment, python_in
 from outputs import draw, write
@@ -160,6 +162,13 @@ def _recorded(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in kept}
 
 
+def main(options: argparse.Namespace) -> int:
+    if options.clients:
+        cache = Path(options.venvs).expanduser()
+        return run_clients(options.clients, cache, Path(options.out), options.pip_option, not options.skip_install)
+    return Comparison(options).run()
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="compare", description=__doc__.splitlines()[0])
     home = os.environ.get("OCTAVO_CACHE_DIR") or "~/.cache/octavo"
@@ -167,6 +176,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--peers", default=",".join(PEERS), help="a list; each NAME or NAME:DTYPE (default: %(default)s)"
     )
+    parser.add_argument("--clients", help=f"run load generators against a server instead: {', '.join(CLIENTS)}")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="a list (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=PRECISIONS, default="float32", help="of everybody (default: %(default)s)")
@@ -190,6 +200,9 @@ def parse_options() -> argparse.Namespace:
         parser.error("--rounds must be at least 1")
     if unknown := set(options.workloads).difference(WORKLOADS):
         parser.error(f"there are no workloads {', '.join(sorted(unknown))}, only {', '.join(WORKLOADS)}")
+    options.clients = options.clients.split(",") if options.clients else []
+    if unknown := set(options.clients).difference(CLIENTS):
+        parser.error(f"there are no clients {', '.join(sorted(unknown))}, only {', '.join(CLIENTS)}")
     options.peers = [_peer(parser, text, options.dtype) for text in options.peers.split(",") if text]
     options.set = _settings(parser, options.set)
     return options
@@ -219,4 +232,4 @@ def _settings(parser: argparse.ArgumentParser, given: Sequence[str]) -> dict[str
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # not without its child
-    sys.exit(Comparison(parse_options()).run())
+    sys.exit(main(parse_options()))
