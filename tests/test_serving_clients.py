@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -195,13 +196,18 @@ except litellm.BadRequestError as error:
     assert "refused True" in done.stdout
 
 
-def test_schemathesis_finds_no_server_error() -> None:
+def test_schemathesis_finds_no_server_error(tmp_path: Path) -> None:
     server = ServerProcess("--max-num-seqs", "32", "--no-log-requests")
     try:
         command = ["-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error"]
         options = ["--max-examples", "20", "--seed", "7", "--request-timeout", "20", "--no-color"]
         done = subprocess.run(
-            [sys.executable, *command, *options], capture_output=True, text=True, check=False, timeout=280
+            [sys.executable, *command, *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+            cwd=tmp_path,  # it leaves a folder there
         )
         assert done.returncode == 0, done.stdout
         assert server.say("as before") == "as before"
