@@ -101,15 +101,15 @@ def test_a_client_that_leaves_ends_its_requests(server, stream: bool, more: dict
     with connect(server) as client:
         client.sendall(raw_request(TEXT, {**LONG, "stream": stream, **more}))
         server.until(lambda: llm.num_unfinished > 0 and llm.num_waiting == 0)
-    server.until_idle(seconds=1)
+    server.until_idle(seconds=3)
 
 
 def test_a_chat_that_nobody_reads(server) -> None:
     messages = [{"role": "user", "content": LONG["prompt"]}]
     with connect(server) as client:
         client.sendall(raw_request(CHAT, {"messages": messages, "ignore_eos": True, "stream": True}))
-        assert b"chat.completion.chunk" in client.recv(65536)
-    server.until_idle(seconds=1)
+        assert b" 200 OK" in client.recv(65536)
+    server.until_idle(seconds=3)
 
 
 def test_a_slow_reader_gets_everything(server) -> None:
@@ -147,11 +147,11 @@ def test_a_client_that_never_sends_or_never_reads_is_let_go(start) -> None:
 def test_a_request_that_takes_too_long(start) -> None:
     server = start(request_timeout=0.3)
     assert code_of(server.post(TEXT, **LONG, n=8)) == (504, "timeout")
-    server.until_idle(seconds=1)
+    server.until_idle(seconds=3)
     lines = server.post(TEXT, **LONG, n=8, stream=True).text.strip().split("\n\n")
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
     assert "[DONE]" not in lines[-2]
-    server.until_idle(seconds=1)
+    server.until_idle(seconds=3)
     assert server.post(TEXT, prompt="x").status_code == 200
 
 
@@ -226,7 +226,7 @@ def test_two_live_requests_may_have_one_id(server) -> None:
         assert b" 200 " in a.recv(4096)
         assert b" 200 " in b.recv(4096)
         assert server.service.llm.num_unfinished == 2
-    server.until_idle(seconds=1)
+    server.until_idle(seconds=3)
 
 
 def test_web_pages_of_some_origins(start) -> None:

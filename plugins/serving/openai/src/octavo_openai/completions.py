@@ -97,18 +97,25 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     body = call.body
     wants_usage = body.wants_usage or call.service.options.usage_in_streams
+    tells_usage = body.wants_continuous_usage
+    head.usage = None if wants_usage else UNSET
     with field_names(names):
         async with aclosing(run.choices(incremental=True)) as pieces:
             async for piece in pieces:
-                usage: Usage | UnsetType | None = None if wants_usage else UNSET
-                if body.wants_continuous_usage:
-                    usage = run.count.usage()
-                call.finish_reasons += [c.finish_reason for c in piece if c.finish_reason is not None]
-                told = [c for c in piece if body.wants_continuous_usage or _tells(c)]
-                if told:
-                    yield b"".join([frame(msgspec.structs.replace(head, choices=[c], usage=usage)) for c in told])
+                frames = []
+                if tells_usage:
+                    head.usage = run.count.usage()
+                for choice in piece:
+                    if tells_usage or _tells(choice):
+                        head.choices = [choice]
+                        frames.append(frame(head))
+                    if choice.finish_reason is not None:
+                        call.finish_reasons.append(choice.finish_reason)
+                if frames:
+                    yield b"".join(frames)
     if wants_usage:
-        yield frame(msgspec.structs.replace(head, usage=run.count.usage()))
+        head.choices, head.usage = [], run.count.usage()
+        yield frame(head)
     yield DONE
 
 

@@ -14,34 +14,26 @@ from octavo.errors import InvalidRequestError
 from octavo.request import Request, RequestOutput
 from octavo_openai.errors import APIError
 
-Outputs = AsyncGenerator[RequestOutput, None]
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""Outputs with the index of their request."""
 
 
-async def generate(
-    llm: AsyncLLM, requests: Sequence[Request], incremental: bool
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Outputs with the index of their request: deltas as they come, or one whole output of each.
+def generate(llm: AsyncLLM, requests: Sequence[Request], incremental: bool) -> Outputs:
+    """Deltas as they come, or one whole output of each request.
 
     Leaving it aborts the requests; so close it. Raises for a completion that failed, and then none of them goes on.
     """
-    sources = [_outputs(llm, request, incremental) for request in requests]
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
-    async with aclosing(_merged(sources)) as merged:
-        async for item in merged:
-            yield item
+    sources = [_outputs(llm, index, request, incremental) for index, request in enumerate(requests)]
+    return sources[0] if len(sources) == 1 else _merged(sources)
 
 
-async def _outputs(llm: AsyncLLM, request: Request, incremental: bool) -> Outputs:
+async def _outputs(llm: AsyncLLM, index: int, request: Request, incremental: bool) -> Outputs:
     if not incremental:
-        yield _sound(await llm.complete(request))
+        yield index, _sound(await llm.complete(request))
         return
     async with aclosing(llm.stream(request)) as outputs:
         async for output in outputs:
-            yield _sound(output)
+            yield index, _sound(output)
 
 
 def _sound(output: RequestOutput) -> RequestOutput:
@@ -55,30 +47,30 @@ def _sound(output: RequestOutput) -> RequestOutput:
     return output
 
 
-async def _merged(sources: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def _merged(sources: Sequence[Outputs]) -> Outputs:
     """What any of the sources yields. None of them runs ahead of the reader by more than one output."""
-    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
 
-    async def pump(index: int, source: Outputs) -> None:
-        end: BaseException | None = None
+    async def pump(source: Outputs) -> None:
         try:
             async for output in source:
-                await queue.put((index, output))
+                await queue.put(output)
         except Exception as error:
-            end = error
-        await queue.put((index, end))
+            await queue.put(error)
+        else:
+            await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(index, source)) for index, source in enumerate(sources)]
+    pumps = [asyncio.create_task(pump(source)) for source in sources]
     try:
         live = len(pumps)
         while live:
-            index, item = await queue.get()
-            if isinstance(item, BaseException):
+            item = await queue.get()
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 live -= 1
             else:
-                yield index, item
+                yield item
     finally:
         for task in pumps:
             task.cancel()

@@ -50,7 +50,8 @@ class TokenCount:
 
     def add_output(self, output: RequestOutput) -> None:
         """Count what is new in an output of deltas, or a final one."""
-        self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.completion += len(completion.token_ids)
         self._cached[output.request_id] = output.metrics.num_cached_tokens
 
     def usage(self) -> Usage:
