@@ -197,6 +197,17 @@ class Server:
         assert data.pop() == "[DONE]"
         return [json.loads(item) for item in data]
 
+    def named_events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The data of a stream's events, each of which is named after its type."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            lines = response.read().decode().removesuffix("\n\n").split("\n\n")
+        events = []
+        for name, data in (line.split("\n") for line in lines):
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
+
     def begin_stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
 

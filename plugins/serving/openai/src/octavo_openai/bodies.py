@@ -15,6 +15,7 @@ import msgspec
 from octavo_openai.errors import APIError
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
@@ -40,13 +41,24 @@ def refuse_unknown(paths: list[str]) -> None:
         raise APIError(400, f"{paths[0]}: no such field", param=paths[0], code="unknown_field")
 
 
+def required(value: V | None, path: str) -> V:
+    """The value of a field that records know as optional, for only some of them must have it. Raises `APIError`."""
+    if value is None:
+        raise _missing(path)
+    return value
+
+
+def _missing(path: str) -> APIError:
+    return APIError(400, f"{path}: is required", param=path, code="missing_field")
+
+
 def _invalid(error: msgspec.ValidationError) -> APIError:
     message, place = str(error), ""
     if match := _PLACE.search(message):
         message, place = message[: match.start()], match[1]
     if match := _MISSING.fullmatch(message):
         place = f"{place}.{match[1]}" if place else match[1]
-        return APIError(400, f"{place}: is required", param=place, code="missing_field")
+        return _missing(place)
     message = message.replace("`", "").replace("Expected", "expected", 1)
     return APIError(400, f"{place or 'the body'}: {message}", param=place or None, code="invalid_type")
 

@@ -21,6 +21,7 @@ from octavo_openai.messages import Message, Rendering, render_prompt
 from octavo_openai.prompts import encode, need_tokenizer
 from octavo_openai.service import Service
 from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
+from octavo_openai.truncation import render_latest
 from octavo_openai.usage import TokenCount
 
 
@@ -35,6 +36,8 @@ class Conversation:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     rendering: Rendering = field(default_factory=Rendering)
+    truncates: bool = False
+    """Leave out the oldest messages rather than refuse more than the model takes."""
     cache_salt: str | None = None
 
 
@@ -97,23 +100,43 @@ async def prepare_answer(
     Raises `InvalidRequestError` and `APIError`.
     """
     llm = service.admit()
-    template = (llm.tokenizer and llm.tokenizer.chat_template) or ""
-    sampling = {"max_tokens": None, **conversation.sampling}
-    tool_use = plan_tool_use(
-        conversation.tools,
-        conversation.tool_choice,
-        conversation.parallel_tool_calls,
-        sampling.pop("structured_outputs", None),
-        service.tool_parser,
-        template,
-    )
+    tool_use = _plan(service, llm, conversation)
+    sampling = {"max_tokens": None, **conversation.sampling, "structured_outputs": tool_use.constraint}
     if tool_use.keep_special_tokens:
         sampling["skip_special_tokens"] = False
-    params = llm.default_sampling_params(**sampling, structured_outputs=tool_use.constraint)
-    messages, tools = conversation.messages, tool_use.tools
-    if tool_use.spell_out is not None:
-        messages, tools = tool_use.spell_out(messages, tools), ()
-    prompt = await render_prompt(llm, messages, tools, conversation.rendering)
+    params = llm.default_sampling_params(**sampling)
+    prompt = await _render(llm, conversation, tool_use)
     prompt["cache_salt"] = conversation.cache_salt
     request = await llm.make_request(request_id, prompt, params, trace_headers=trace_headers)
     return Answer(service, llm, request, tool_use)
+
+
+async def count_prompt_tokens(service: Service, conversation: Conversation) -> int:
+    """As many as the prompt of its answer would have. Raises `InvalidRequestError` and `APIError`."""
+    llm = service.llm
+    prompt = await _render(llm, conversation, _plan(service, llm, conversation))
+    return len(prompt["prompt_token_ids"])
+
+
+def _plan(service: Service, llm: AsyncLLM, conversation: Conversation) -> ToolUse:
+    return plan_tool_use(
+        conversation.tools,
+        conversation.tool_choice,
+        conversation.parallel_tool_calls,
+        conversation.sampling.get("structured_outputs"),
+        service.tool_parser,
+        (llm.tokenizer and llm.tokenizer.chat_template) or "",
+    )
+
+
+async def _render(llm: AsyncLLM, conversation: Conversation, tool_use: ToolUse) -> dict[str, Any]:
+    async def render(messages: Sequence[Message]) -> dict[str, Any]:
+        tools = tool_use.tools
+        if tool_use.spell_out is not None:
+            messages, tools = tool_use.spell_out(messages, tools), ()
+        return await render_prompt(llm, messages, tools, conversation.rendering)
+
+    if not conversation.truncates:
+        return await render(conversation.messages)
+    room = min(conversation.sampling.get("max_tokens") or 1, llm.max_model_len // 2)
+    return await render_latest(render, conversation.messages, llm.max_model_len - room)

@@ -39,8 +39,10 @@ R = TypeVar("R", bound=ConversationRequest)
 class AnswerWriter(Protocol):
     """Writes one answer in an API's shape, as a whole or as a stream."""
 
-    failure: Callable[[APIError], bytes] | None
-    """The last events of a stream that cannot go on; None: as the route has it."""
+    @property
+    def failure(self) -> Callable[[APIError], bytes] | None:
+        """Makes the last events of a stream that cannot go on; None: as the route has it."""
+        ...
 
     async def whole(self) -> msgspec.Struct: ...
 
@@ -57,7 +59,8 @@ async def answer_call(
     names = body.field_names()
     model = call.service.find_model(body.model)
     with field_names(names):
-        answer = await prepare_answer(call.service, engine_id(answer_id), body.conversation(call.service.options))
+        conversation = body.conversation(call.service.options)
+        answer = await prepare_answer(call.service, engine_id(answer_id), conversation, call.trace_headers)
         call.count = answer.count
         writer = make_writer(call, answer, answer_id, model)
         if not body.stream:

@@ -21,6 +21,10 @@ from octavo_openai.models import Model, ModelList, get_model, list_models
 from octavo_openai.observation import get_metrics, get_status
 from octavo_openai.openapi import openapi_document
 from octavo_openai.options import ServerOptions
+from octavo_openai.response_records import EVENTS as RESPONSE_EVENTS
+from octavo_openai.response_records import Response
+from octavo_openai.responses import create_response
+from octavo_openai.responses_request import ResponsesRequest
 from octavo_openai.status import Status
 from octavo_openai.tokenization import (
     DetokenizeRequest,
@@ -79,6 +83,15 @@ ROUTES = (
         body=CompletionRequest,
         answer=Completion,
         events=(Completion,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/responses",
+        handler=create_response,
+        summary="The next items of a conversation",
+        body=ResponsesRequest,
+        answer=Response,
+        events=RESPONSE_EVENTS,
     ),
     Route(method="GET", path="/v1/models", handler=list_models, summary="The model's names", answer=ModelList),
     Route(method="GET", path="/v1/models/{model:path}", handler=get_model, summary="One of the names", answer=Model),

@@ -1,0 +1,102 @@
+"""What all APIs that know messages have in common, and the parts that they are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from octavo import AsyncLLM
+from octavo_openai.history import History
+from octavo_openai.truncation import render_latest
+
+USER = [{"role": "user", "content": "<say>ok</say>"}]
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/responses": {"input": USER},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_requests_carry_the_trace_of_their_client(server, monkeypatch, path: str) -> None:
+    traces = []
+    make_request = AsyncLLM.make_request
+
+    async def note(self: Any, *args: Any, **keywords: Any) -> Any:
+        request = await make_request(self, *args, **keywords)
+        traces.append(request.trace_headers)
+        return request
+
+    monkeypatch.setattr(AsyncLLM, "make_request", note)
+    server.post(path, **PATHS[path], _headers={"traceparent": "00-abc-def-01", "x-other": "1"})
+    assert traces == [{"traceparent": "00-abc-def-01"}]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_log_has_the_tokens_and_why_it_ended(start, caplog, path: str) -> None:
+    server = start(log_requests=True)
+    with caplog.at_level("INFO", "octavo_openai"):
+        for stream in (False, True):
+            server.post(path, **PATHS[path], stream=stream)
+            server.until_idle()
+    lines = [record.fields for record in caplog.records if getattr(record, "fields", {}).get("path") == path]
+    assert [line["completion_tokens"] for line in lines] == [3, 3]
+    assert [line["finish_reasons"] for line in lines] == [["stop"], ["stop"]]
+
+
+def test_a_history_joins_what_the_assistant_did_in_a_row() -> None:
+    history = History()
+    history.say("system", ["Be brief."])
+    history.say("user", ["a", "b"])
+    history.think("hm")
+    history.think("well")
+    history.say("assistant", ["so"])
+    history.call("c1", "clock", "{}")
+    history.say("assistant", ["and"])
+    history.call("c2", "clock", {"zone": 1})
+    history.result("c1", ["noon"])
+    history.result("c2", [])
+    history.think("nothing came of it")
+    history.say("user", [])
+    history.say("user", ["c"])
+
+    def call(call_id: str, arguments: Any) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": "clock", "arguments": arguments}}
+
+    def parts(*texts: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in texts]
+
+    assert history.messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": parts("a", "b")},
+        {
+            "role": "assistant",
+            "reasoning": "hm\nwell",
+            "content": parts("so", "and"),
+            "tool_calls": [call("c1", "{}"), call("c2", {"zone": 1})],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+        {"role": "tool", "tool_call_id": "c2", "content": ""},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": "c"},
+    ]
+
+
+def test_as_much_of_a_conversation_is_kept_as_fits() -> None:
+    """Against trying every start, for conversations and limits of all kinds."""
+
+    async def render(messages: Any) -> dict[str, Any]:
+        return {"messages": list(messages), "prompt_token_ids": [0] * sum(m["size"] for m in messages)}
+
+    rng = random.Random(0)
+    for _ in range(300):
+        head = [{"role": "system", "size": rng.randint(1, 5)} for _ in range(rng.randint(0, 2))]
+        roles = rng.choices(["user", "assistant", "tool", "system"], k=rng.randint(1, 12))
+        rest = [{"role": role, "size": rng.randint(1, 9)} for role in ["user", *roles]]
+        limit = rng.randint(1, 60)
+        choices = [rest, *(rest[i:] for i in range(1, len(rest)) if rest[i]["role"] == "user")]
+        fitting = [c for c in choices if sum(m["size"] for m in [*head, *c]) <= limit]
+        expected = [*head, *(fitting or choices[-1:])[0]]
+        assert asyncio.run(render_latest(render, [*head, *rest], limit))["messages"] == expected
