@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.spec import Observer
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "<say>" + "a long story " * 50 + "</say>", "max_tokens": 3500, "ignore_eos": True}
 
@@ -207,6 +209,13 @@ def test_a_long_prompt_does_not_hold_others_up(server) -> None:
     assert num_meanwhile > 10
 
 
+def test_clients_that_offer_another_protocol_get_their_answer(server) -> None:
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAAB"}
+    response = server.post(TEXT, prompt="<say>ok</say>", _headers=offer)
+    assert (response.status_code, response.http_version) == (200, "HTTP/1.1")
+    assert response.json()["choices"][0]["text"] == "ok"
+
+
 def test_request_ids(server) -> None:
     for given in ("abc-1", "x" * 128, "with space"):
         response = server.post(TEXT, prompt="x", _headers={"x-request-id": given})
@@ -216,6 +225,27 @@ def test_request_ids(server) -> None:
         assert len(response.headers["x-request-id"]) == 32
     assert server.post(TEXT, prompt="x", request_id="mine").json()["id"] == "cmpl-mine"
     assert server.client.get("/nowhere", headers={"x-request-id": "lost"}).headers["x-request-id"] == "lost"
+
+
+class Traces(Observer):
+    """Remembers the traces that requests belong to."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_request(self, request: Any) -> None:
+        self.seen.append(request.trace_headers)
+
+
+def test_requests_carry_the_clients_trace(server) -> None:
+    traces = Traces()
+    server.service.llm.observe(traces)
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    message = [{"role": "user", "content": "x"}]
+    server.post(TEXT, prompt="x", _headers=trace)
+    server.post(CHAT, messages=message, _headers=trace)
+    server.post(CHAT, messages=message)
+    assert traces.seen == [trace, trace, None]
 
 
 def test_two_live_requests_may_have_one_id(server) -> None:

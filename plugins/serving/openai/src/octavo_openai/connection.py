@@ -1,13 +1,15 @@
 """One client's connection: uvicorn's protocol, with limits on what a client may leave open.
 
 uvicorn waits for ever for a request that has begun and for a client that does not read. Here either has a deadline, the
-head of a request has a longest length, and what is no HTTP is answered in the same shape as every other error.
+head of a request has a longest length, what is no HTTP is answered in the same shape as every other error, and whoever
+offers to go on in HTTP/2 (as Java's client does) is answered in HTTP/1.1 instead of losing the body.
 Owns: those limits. Must never know: what is asked or answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from octavo_openai.errors import APIError, error_body
 
 MAX_HEAD_BYTES = 64 * 1024
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 def make_connection_class(seconds: float) -> type[HttpToolsProtocol]:
@@ -49,7 +52,7 @@ class _Connection(HttpToolsProtocol):
         if self._timer is None and self._in_head:
             self._wait_for_client()
         self._head_bytes += len(data)
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self._in_head else data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(APIError(431, f"the head of a request may have at most {MAX_HEAD_BYTES} bytes"))
 
@@ -97,3 +100,12 @@ class _Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head of a request without the wish for another protocol: the parser would take its body for that protocol's.
+
+    Servers may ignore it (RFC 9110, section 7.8).
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
