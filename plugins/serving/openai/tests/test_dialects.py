@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from octavo import AsyncLLM
 from octavo_openai.history import History
+from octavo_openai.json_object import ObjectText
 from octavo_openai.truncation import render_latest
 
 USER = [{"role": "user", "content": "<say>ok</say>"}]
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": USER},
     "/v1/responses": {"input": USER},
+    "/v1/messages": {"messages": USER, "max_tokens": 9},
 }
 
 
@@ -100,3 +103,67 @@ def test_as_much_of_a_conversation_is_kept_as_fits() -> None:
         fitting = [c for c in choices if sum(m["size"] for m in [*head, *c]) <= limit]
         expected = [*head, *(fitting or choices[-1:])[0]]
         assert asyncio.run(render_latest(render, [*head, *rest], limit))["messages"] == expected
+
+
+def object_of(text: str, rng: random.Random) -> str:
+    """What is told of a text that comes in pieces."""
+    writer, told = ObjectText(), ""
+    while text:
+        size = rng.randint(1, 9)
+        told, text = told + writer.push(text[:size]), text[size:]
+    told += writer.close()
+    assert writer.push("x") == writer.close() == ""
+    return told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "{}"),
+        ('{"a": "x', '{"a":"x"}'),
+        ('{"a": "x\\u00', '{"a":"x"}'),
+        ('{"a": "\\ud83d', '{"a":""}'),
+        ('{"a": 12', "{}"),
+        ('{"a": 12, "b": tr', '{"a":12}'),
+        ('{"a": [1, {"b', '{"a":[1,{}]}'),
+        ('{"a": Oslo, "b": 1}', "{}"),
+        ('{"a": "it\\\'s"}', '{"a":"it"}'),
+        ('{"a": "one\ntwo"}', '{"a":"one\\u000atwo"}'),
+        ('{"a": [1,]}', '{"a":[1]}'),
+        ('{"a": True}', "{}"),
+        ('{"a": 1} and so on', '{"a":1}'),
+        ("[1]", "{}"),
+        ("null", "{}"),
+    ],
+)
+def test_what_is_told_of_a_text_that_is_no_object(text: str, told: str) -> None:
+    assert object_of(text, random.Random(0)) == told
+
+
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    match rng.randrange(4 if depth > 4 else 7):
+        case 0:
+            return rng.choice([True, False, None])
+        case 1:
+            return rng.choice([0, -1, 1.5, -2e10, 123456789])
+        case 2 | 3:
+            return "".join(rng.choices('ab"\\/\n\té😀 {}[]:,\u0001', k=rng.randrange(8)))
+        case 4:
+            return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return {random_value(rng, 9) or "k": random_value(rng, depth + 1) for _ in range(rng.randrange(4))}
+
+
+def test_an_object_is_told_as_it_is_and_anything_else_as_some_object() -> None:
+    rng = random.Random(0)
+    for _ in range(3000):
+        given = {str(i): random_value(rng) for i in range(rng.randrange(4))}
+        text = json.dumps(given, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 2]))
+        given = json.loads(text)
+        assert json.loads(object_of(text, rng)) == given
+        cut = text[: rng.randrange(len(text) + 1)]
+        at = rng.randrange(len(text))
+        damaged = text[:at] + rng.choice('"\\{}[]:,x1 ') + text[at + rng.randrange(2) :]
+        for broken in (cut, damaged):
+            told = object_of(broken, rng)
+            assert told == object_of(broken, rng), "however it is cut"
+            assert isinstance(json.loads(told.encode()), dict)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_openai.routes import Route
 
 _ERRORS = {
-    400: "A field of the request is wrong; `param` names it",
+    400: "A field of the request is wrong; the message names it",
     401: "The API key is missing or wrong",
     404: "There is no such model",
     413: "The body is too long",

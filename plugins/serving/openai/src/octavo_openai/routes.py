@@ -11,6 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from octavo_openai.answers import Content, EventStream
+from octavo_openai.anthropic_errors import ANTHROPIC_ERRORS
+from octavo_openai.anthropic_messages import count_tokens, create_message
+from octavo_openai.anthropic_records import EVENTS as MESSAGE_EVENTS
+from octavo_openai.anthropic_records import AnthropicMessage, InputTokens
+from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
 from octavo_openai.calls import Call
 from octavo_openai.chat_completions import ChatCompletion, ChatCompletionChunk, create_chat_completion
 from octavo_openai.chat_request import ChatCompletionRequest
@@ -92,6 +97,25 @@ ROUTES = (
         body=ResponsesRequest,
         answer=Response,
         events=RESPONSE_EVENTS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/messages",
+        handler=create_message,
+        summary="The next message of a conversation, as Anthropic's API has it",
+        body=MessagesRequest,
+        answer=AnthropicMessage,
+        events=MESSAGE_EVENTS,
+        errors=ANTHROPIC_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        handler=count_tokens,
+        summary="How many tokens its prompt would have",
+        body=CountTokensRequest,
+        answer=InputTokens,
+        errors=ANTHROPIC_ERRORS,
     ),
     Route(method="GET", path="/v1/models", handler=list_models, summary="The model's names", answer=ModelList),
     Route(method="GET", path="/v1/models/{model:path}", handler=get_model, summary="One of the names", answer=Model),
