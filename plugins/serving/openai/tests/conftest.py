@@ -99,11 +99,12 @@ class Thoughts:
 
 
 class FreeGrammar:
-    """A grammar backend that compiles all but one text, and allows everything."""
+    """A grammar backend that compiles all but one text, if need be slowly, and allows everything."""
 
     def attach(self, sequence: SequenceView) -> bool:
         wanted = sequence.request.sampling_params.structured_outputs
         if wanted is not None and BAD_GRAMMAR in wanted.source:
+            time.sleep(0.3 if "slow" in wanted.source else 0)
             raise InvalidRequestError("structured_outputs", "no such grammar")
         return True
 
@@ -118,8 +119,12 @@ class FreeGrammar:
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     told = "Tools: " + ", ".join(tool["function"]["name"] for tool in tools)
-    plain = [{"role": m["role"], "content": m.get("content") or json.dumps(m.get("tool_calls"))} for m in messages]
-    return [{"role": "system", "content": told}, *plain]
+    plain = [{"role": m["role"], "content": m.get("content") or _written(m.get("tool_calls", ()))} for m in messages]
+    return [{"role": "system", "content": told}, *plain] if tools else plain
+
+
+def _written(calls: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(f"<<{call['function']['name']}|{call['function']['arguments']}>>" for call in calls)
 
 
 @hookimpl

@@ -124,6 +124,10 @@ def test_tools_are_told_in_plain_messages_where_the_template_has_no_word_for_the
 
     assert prompt(tools=weather) == "Tools: get_weather, clock\n<say>x</say>"
     assert prompt(tools=weather, tool_choice="none") == "<say>x</say>"
+    assert prompt_of(server, messages=[user("hi")], tools=weather) == "Tools: get_weather, clock\nhi"
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": "{}"}}]}
+    history = [user("when?"), called, {"role": "tool", "content": "noon"}]
+    assert prompt_of(server, messages=history) == "when?\n<<clock|{}>>\nnoon", "no tools any more, but a past"
     text = '<<clock|{"a": 1}>>'
     assert message(chat(server, text, tools=weather, tool_choice="none"))["content"] == text
 
@@ -229,5 +233,11 @@ def test_without_a_tool_parser_calls_can_only_be_forced(start, weather) -> None:
     server = start(tool_parser="none")
     response = server.post(PATH, messages=[user("x")], tools=weather)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-    forced = chat(server, '[{"name":"clock","arguments":{}}]', tools=weather, tool_choice="required")
+    listed = '[{"name":"clock","arguments":{}}]'
+    forced = chat(server, listed, tools=weather, tool_choice="required", return_token_ids=True)
     assert calls_of(forced) == [("clock", {})]
+    told = server.post("/detokenize", tokens=forced["prompt_token_ids"]).json()["prompt"]
+    first, *functions, last = told.split("\n")
+    assert "JSON list" in first
+    assert [json.loads(line) for line in functions] == [tool["function"] for tool in weather]
+    assert last == f"<say>{listed}</say>"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from octavo_openai import exchange
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BAD_GRAMMAR = {"grammar": "this cannot be compiled"}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
@@ -288,6 +290,16 @@ def test_a_fault_of_ours_is_a_500_with_the_request_id(server, monkeypatch, caplo
     assert "ZeroDivisionError" in caplog.text
     monkeypatch.undo()
     assert server.post(TEXT, prompt="x").status_code == 200
+
+
+def test_headers_go_out_when_nothing_comes_for_long(server, monkeypatch) -> None:
+    monkeypatch.setattr(exchange, "HEADERS_AFTER", 0.02)
+    slow = {"grammar": f"{BAD_GRAMMAR['grammar']} slowly"}
+    response = server.post(CHAT, messages=[USER], structured_outputs=slow, stream=True)
+    assert response.status_code == 200
+    (event,) = response.text.strip().split("\n\n")
+    assert json.loads(event.removeprefix("data: "))["error"]["param"] == "structured_outputs"
+    assert server.events(TEXT, prompt="<say>ok</say>")[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_error_after_the_stream_began_is_its_last_event(server, monkeypatch) -> None:

@@ -116,6 +116,9 @@ def test_it_answers_while_the_model_is_loaded(run) -> None:
             time.sleep(0.02)
     assert (first.status_code, first.json()["error"]["code"]) == (503, "model_loading")
     assert httpx.get(f"http://127.0.0.1:{port}/version").status_code == 200
+    for path, body in (("completions", LONG), ("chat/completions", {"messages": []})):
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 

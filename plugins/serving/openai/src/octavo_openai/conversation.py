@@ -17,7 +17,7 @@ from octavo.request import Request, TokenLogprobs
 from octavo.spec import MessageParser, Tokenizer
 from octavo_openai.choices import ChoiceDelta, ChoiceReader
 from octavo_openai.generation import generate
-from octavo_openai.messages import Message, Rendering, render_prompt
+from octavo_openai.messages import Message, Rendering, render_prompt, tells_of_calls
 from octavo_openai.prompts import encode, need_tokenizer
 from octavo_openai.service import Service
 from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
@@ -111,11 +111,15 @@ async def prepare_answer(
     return Answer(service, llm, request, tool_use)
 
 
-async def count_prompt_tokens(service: Service, conversation: Conversation) -> int:
-    """As many as the prompt of its answer would have. Raises `InvalidRequestError` and `APIError`."""
+async def prompt_token_ids(service: Service, conversation: Conversation) -> list[int]:
+    """Those that its answer would begin with. Raises `InvalidRequestError` and `APIError`."""
     llm = service.llm
     prompt = await _render(llm, conversation, _plan(service, llm, conversation))
-    return len(prompt["prompt_token_ids"])
+    return prompt["prompt_token_ids"]
+
+
+async def count_prompt_tokens(service: Service, conversation: Conversation) -> int:
+    return len(await prompt_token_ids(service, conversation))
 
 
 def _plan(service: Service, llm: AsyncLLM, conversation: Conversation) -> ToolUse:
@@ -132,7 +136,7 @@ def _plan(service: Service, llm: AsyncLLM, conversation: Conversation) -> ToolUs
 async def _render(llm: AsyncLLM, conversation: Conversation, tool_use: ToolUse) -> dict[str, Any]:
     async def render(messages: Sequence[Message]) -> dict[str, Any]:
         tools = tool_use.tools
-        if tool_use.spell_out is not None:
+        if tool_use.spell_out is not None and (tools or tells_of_calls(messages)):
             messages, tools = tool_use.spell_out(messages, tools), ()
         return await render_prompt(llm, messages, tools, conversation.rendering)
 

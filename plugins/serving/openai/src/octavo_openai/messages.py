@@ -61,6 +61,31 @@ async def render_prompt(
     return {"prompt": text, "prompt_token_ids": await encode(llm, text, add_special_tokens=False)}
 
 
+def tells_of_calls(messages: Sequence[Message]) -> bool:
+    """Whether tools were called in them."""
+    return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
+
+
+def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The same conversation in plain messages, for models that were trained on no form of their own.
+
+    Calls look as the grammar of forced calls wants them.
+    """
+    functions = [msgspec.json.encode(tool["function"]).decode() for tool in tools]
+    told = "\n".join(["Functions that you can call with a JSON list of their names and arguments:", *functions])
+    plain = [_with_written_calls(message) for message in messages]
+    return [{"role": "system", "content": told}, *plain] if functions else plain
+
+
+def _with_written_calls(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [call["function"] for call in map(_with_parsed_arguments, calls)]
+    written = msgspec.json.encode([{name: f.get(name) for name in ("name", "arguments")} for f in functions]).decode()
+    return {"role": message["role"], "content": written}
+
+
 def _prepared(message: Message, template: str) -> dict[str, Any]:
     made = {name: value for name, value in message.items() if value is not None}
     if made.get("role") == "developer" and "developer" not in template:

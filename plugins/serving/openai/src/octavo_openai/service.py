@@ -75,7 +75,11 @@ class Service:
         return llm
 
     def find_model(self, name: str | None) -> str:
-        """The name to answer under; None takes the model's own. Raises `APIError` (404) for an unknown one."""
+        """The name to answer under; None takes the model's own.
+
+        Raises `APIError` (404) for an unknown one, and what `llm` raises.
+        """
+        _ = self.llm  # it has no names before it is there
         names = self.model_names
         if name is None or name in names:
             return name or names[0]

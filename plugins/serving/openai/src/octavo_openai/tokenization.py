@@ -13,7 +13,8 @@ import msgspec
 from octavo.errors import InvalidRequestError
 from octavo_openai.calls import Call
 from octavo_openai.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
-from octavo_openai.messages import Rendering, render_prompt
+from octavo_openai.conversation import Conversation, prompt_token_ids
+from octavo_openai.messages import Rendering
 from octavo_openai.prompts import encode, need_tokenizer
 
 
@@ -62,8 +63,8 @@ async def tokenize(call: Call[TokenizeRequest]) -> TokenizeResponse:
             continue_final_message=bool(body.continue_final_message),
             variables=body.chat_template_kwargs or {},
         )
-        messages = template_messages(body.messages or [])
-        ids = (await render_prompt(llm, messages, template_tools(body.tools), rendering))["prompt_token_ids"]
+        messages, tools = template_messages(body.messages or []), template_tools(body.tools)
+        ids = await prompt_token_ids(call.service, Conversation(messages=messages, tools=tools, rendering=rendering))
     spellings = [need_tokenizer(llm).token(i) for i in ids] if body.return_token_strs else None
     return TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=spellings)
 

@@ -6,6 +6,7 @@ what an answer looks like.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from octavo.errors import InvalidRequestError
 from octavo.spec import MessageParser, ToolParserEntry, load_factory
 from octavo_openai.constrained_calls import ARGUMENTS, NAME, ArgumentsParser, CallListParser, CallsOrContentParser
+from octavo_openai.messages import Message, tell_tools
 
 if TYPE_CHECKING:
     from octavo.extensions import Offer
 
 Tool = Mapping[str, Any]
 """`{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`"""
+SpellOut = Callable[[Sequence[Message], Sequence[Tool]], Sequence[Message]]
+"""Tells of tools and calls in plain messages."""
 Constraint = Mapping[str, Any]
 """Fields of `StructuredOutputsParams`."""
 
@@ -42,8 +46,8 @@ class ToolUse:
     """The form of the whole output, if it has one."""
     make_parser: Callable[[], MessageParser] | None = None
     """Of the calls in the output; None: there are none."""
-    spell_out: Callable[[Sequence[Any], Sequence[Tool]], Sequence[Any]] | None = None
-    """Tells tools and calls in plain messages, for a chat template that has no word for them."""
+    spell_out: SpellOut | None = None
+    """For a chat template that has no word for tools."""
     keep_special_tokens: bool = False
     most_calls: int | None = None
     ends_with_calls: bool = True
@@ -99,41 +103,42 @@ def plan_tool_use(
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequestError("tools", "two of them have the same name")
+    spell_out: SpellOut | None = None
+    if "tools" not in template and parser is not None and parser.entry.spell_out is not None:
+        spell_out = load_factory(parser.entry.spell_out)
     if choice.mode == "none" or not tools:
         if choice.mode == "required":
             raise InvalidRequestError("tool_choice", "needs tools")
-        return ToolUse(constraint=constraint)
+        return ToolUse(constraint=constraint, spell_out=spell_out)
     if choice.name is not None and choice.name not in names:
         raise InvalidRequestError("tool_choice", f"no tool is called {choice.name!r}; there is: {', '.join(names)}")
     if choice.mode == "required" and constraint is not None:
         raise InvalidRequestError("tool_choice", "a call that must come leaves no room for other structured output")
-    spell_out = None
-    if "tools" not in template and parser is not None and parser.entry.spell_out is not None:
-        spell_out = load_factory(parser.entry.spell_out)
     most_calls = None if parallel else 1
+    if choice.mode == "auto" and constraint is None:
+        return _free_use(tools, parser, template, spell_out, most_calls)
+    if "tools" not in template and spell_out is None:
+        spell_out = tell_tools
     if choice.name is not None:
-        name = choice.name
         return ToolUse(
             tools=tools,
-            constraint={"json": _parameters(tools[names.index(name)])},
-            make_parser=lambda: ArgumentsParser(name),
+            constraint={"json": _parameters(tools[names.index(choice.name)])},
+            make_parser=functools.partial(ArgumentsParser, choice.name),
             spell_out=spell_out,
             ends_with_calls=False,
         )
-    if choice.mode == "required":
-        schema = _call_list(tools, most_calls)
-        return ToolUse(tools=tools, constraint={"json": schema}, make_parser=CallListParser, spell_out=spell_out)
-    if constraint is not None:
-        schema = _calls_or(_object_schema(constraint), tools, most_calls)
-        return ToolUse(tools=tools, constraint={"json": schema}, make_parser=CallsOrContentParser, spell_out=spell_out)
-    return _free_use(tools, parser, template, spell_out, most_calls)
+    if constraint is None:
+        schema, parse = _call_list(tools, most_calls), CallListParser
+    else:
+        schema, parse = _calls_or(_object_schema(constraint), tools, most_calls), CallsOrContentParser
+    return ToolUse(tools=tools, constraint={"json": schema}, make_parser=parse, spell_out=spell_out)
 
 
 def _free_use(
     tools: Sequence[Tool],
     parser: Offer[ToolParserEntry] | None,
     template: str,
-    spell_out: Callable[[Sequence[Any], Sequence[Tool]], Sequence[Any]] | None,
+    spell_out: SpellOut | None,
     most_calls: int | None,
 ) -> ToolUse:
     """The model decides, and calls in its own format."""
@@ -192,7 +197,7 @@ def _object_schema(constraint: Constraint) -> Mapping[str, Any]:
     schema = constraint.get("json")
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise InvalidRequestError(
-            "response_format",
+            "structured_outputs",
             "beside tools the output must be a JSON object (a schema of type object); or send tool_choice 'none'",
         )
     return schema
