@@ -76,6 +76,7 @@ def test_an_answer(server) -> None:
         "usage": {
             "input_tokens": len("Be brief.") + 1 + 2 + 7,
             "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
             "output_tokens": 8,
             "output_tokens_details": {"thinking_tokens": 2},
         },

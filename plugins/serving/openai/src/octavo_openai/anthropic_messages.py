@@ -38,7 +38,7 @@ from octavo_openai.anthropic_records import (
 from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
 from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.calls import Call, new_id
-from octavo_openai.conversation import Answer, count_prompt_tokens
+from octavo_openai.conversation import Answer, prompt_token_ids
 from octavo_openai.dialects import answer_call
 from octavo_openai.errors import field_names
 from octavo_openai.json_object import ObjectText
@@ -52,7 +52,8 @@ async def count_tokens(call: Call[CountTokensRequest]) -> InputTokens:
     body, service = call.body, call.service
     service.find_model(body.model)
     with field_names(body.field_names()):
-        return InputTokens(input_tokens=await count_prompt_tokens(service, body.conversation(service.options)))
+        ids = await prompt_token_ids(service, body.conversation(service.options))
+    return InputTokens(input_tokens=len(ids))
 
 
 class _Writer:

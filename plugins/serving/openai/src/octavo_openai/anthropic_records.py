@@ -42,6 +42,8 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     """Those of the prompt that were not found in the prefix cache."""
     cache_read_input_tokens: int
     """Those that were."""
+    cache_creation_input_tokens: int = 0
+    """Here nothing is paid for, so none is told apart."""
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 

@@ -104,6 +104,9 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
         """Raises `InvalidRequestError` and `APIError`."""
         check_at_most("tools", len(self.tools or ()), options.max_tools)
         messages = self._messages()
+        last = messages[-1] if messages else {}
+        if "tool_calls" in last:
+            raise InvalidRequestError("messages", "the last turn uses tools; send their results")
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return Conversation(
             messages=messages,
@@ -112,7 +115,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             tool_choice=_tool_choice(choice),
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             rendering=Rendering(
-                continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
+                continue_final_message=last.get("role") == "assistant",
                 variables=self._variables(),
             ),
         )

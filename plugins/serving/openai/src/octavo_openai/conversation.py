@@ -118,10 +118,6 @@ async def prompt_token_ids(service: Service, conversation: Conversation) -> list
     return prompt["prompt_token_ids"]
 
 
-async def count_prompt_tokens(service: Service, conversation: Conversation) -> int:
-    return len(await prompt_token_ids(service, conversation))
-
-
 def _plan(service: Service, llm: AsyncLLM, conversation: Conversation) -> ToolUse:
     return plan_tool_use(
         conversation.tools,
