@@ -85,6 +85,7 @@ def test_an_answer(server) -> None:
 
 def test_why_it_stopped(server) -> None:
     assert ends(ask(server, "abc")) == ("end_turn", None)
+    assert ends(ask(server, "abc", stop_sequences=["x"])) == ("end_turn", None)
     assert ends(ask(server, "abc", max_tokens=2)) == ("max_tokens", None)
     assert ends(ask(server, "abc", stop_sequences=["x", "c"])) == ("stop_sequence", "c")
     assert ends(ask(server, "ab<unk>c", stop_sequences=["<unk>"])) == ("stop_sequence", "<unk>"), "a token of its own"

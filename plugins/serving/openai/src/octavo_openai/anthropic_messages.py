@@ -107,22 +107,22 @@ class _Writer:
         )
 
     def _ending(self) -> Ending:
-        blocks, tokenizer = self._blocks, self._answer.tokenizer
+        blocks, sequence = self._blocks, self._stop_sequence()
         self._call.finish_reasons = [str(blocks.finish_reason)]
-        sequence = next(
-            (
-                text
-                for text in self._call.body.stop_sequences or ()
-                if blocks.stop_reason in (text, tokenizer.special_token_id(text))  # the engine watches those by id
-            ),
-            None,
-        )
         reason: StopReason = "end_turn" if sequence is None else "stop_sequence"
         if blocks.finish_reason == "length":
             reason = "max_tokens"
         elif any(block.kind is Kind.CALL for block in blocks.blocks):
             reason = "tool_use"
         return Ending(stop_reason=reason, stop_sequence=sequence)
+
+    def _stop_sequence(self) -> str | None:
+        """The client's own that ended it. Those that are special tokens are watched for by their id."""
+        stopped_by, special_token_id = self._blocks.stop_reason, self._answer.tokenizer.special_token_id
+        if stopped_by is None:
+            return None
+        given = self._call.body.stop_sequences or ()
+        return next((text for text in given if stopped_by in (text, special_token_id(text))), None)
 
     def _told(self, change: Change) -> list[msgspec.Struct]:
         block, step = change.block, change.step
