@@ -21,7 +21,7 @@ from octavo_openai.constrained_calls import ArgumentsParser, CallListParser, Cal
 from octavo_openai.errors import APIError
 from octavo_openai.logprobs import Spelling
 from octavo_openai.options import ServerOptions, add_flags, read_options
-from octavo_openai.request_log import _JSONFormatter, _TextFormatter
+from octavo_openai.request_log import JSONFormatter, TextFormatter
 from octavo_openai.tool_choice import ToolChoice, plan_tool_use
 
 
@@ -246,7 +246,7 @@ def test_spelling() -> None:
 def test_a_log_line_is_one_line(request_id: str) -> None:
     record = logging.LogRecord("octavo_openai", logging.INFO, "", 0, "request", (), None)
     record.fields = {"request_id": request_id, "finish_reasons": ["stop", "length"], "status": 200}
-    text, line = _TextFormatter().format(record), _JSONFormatter().format(record)
+    text, line = TextFormatter().format(record), JSONFormatter().format(record)
     assert "\n" not in text + line
     assert "finish_reasons=stop,length" in text
     parsed = json.loads(line)

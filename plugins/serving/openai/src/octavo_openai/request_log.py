@@ -22,7 +22,7 @@ _MAX_PATH = 200
 def configure_logging(form: Literal["text", "json"], log_requests: bool) -> None:
     """Write every log line of this process to standard error, in this form."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JSONFormatter() if form == "json" else _TextFormatter())
+    handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], force=True)
     logger.setLevel(logging.INFO if log_requests else logging.WARNING)
 
@@ -58,7 +58,9 @@ def _time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-class _JSONFormatter(logging.Formatter):
+class JSONFormatter(logging.Formatter):
+    """One object a line."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": _time_of(record),
@@ -72,7 +74,9 @@ class _JSONFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class _TextFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
+    """One line, what is known besides the message as `name=value`."""
+
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, _FIELDS, {})
         said = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
