@@ -14,27 +14,42 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from octavo.testing.echo_model import echo_config
+
 LONG = {"prompt": "a <say>long story</say>", "max_tokens": 50, "ignore_eos": True}
 
 
+# The echo model is no installed plugin, so the command is given it here.
+SCRIPTED = """
+import sys
+from octavo import AsyncLLM
+from octavo.cli import main
+from octavo.testing import echo_model
+start = AsyncLLM.start
+AsyncLLM.start = lambda config, plugins=(), **more: start(config, [echo_model], **more)
+sys.exit(main())
+"""
+
+
+def scripted_command() -> list[str]:
+    """`octavo serve` with the model that says what it is told."""
+    model = str(echo_config().model.path)
+    options = {"model": model, "dtype": "float32", "device": "cpu", "cache.num-blocks": "512"}
+    options |= {"attention.backend": "echo", "parallel.num-threads": "1"}
+    return [
+        sys.executable,
+        "-c",
+        SCRIPTED,
+        "serve",
+        *(word for key, value in options.items() for word in (f"--{key}", value)),
+    ]
+
+
 class Process:
-    """The command, with the model that says what it is told, and engine and server in processes of their own."""
+    """A server with its engine in a process of its own."""
 
-    def __init__(self, *flags: str) -> None:
-        # the echo model is no installed plugin, so the command is given it here
-        code = (
-            "import sys; from octavo import AsyncLLM; from octavo.testing import echo_model; "
-            "start = AsyncLLM.start; "
-            "AsyncLLM.start = lambda config, plugins=(), **more: start(config, [echo_model], **more); "
-            "from octavo.cli import main; sys.exit(main())"
-        )
-        from octavo.testing.echo_model import echo_config
-
-        model = echo_config().model.path
-        engine = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--cache.num-blocks", "512"]
-        engine += ["--attention.backend", "echo", "--autoload-plugins", "true", "--parallel.num-threads", "1"]
+    def __init__(self, command: list[str]) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-        command = [sys.executable, "-c", code, "serve", *engine, *flags]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
         )
@@ -67,8 +82,10 @@ class Process:
 def run() -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def make(*flags: str) -> Process:
-        started.append(Process("--port", "0", *flags))
+    def make(*flags: str, is_refused: bool = False) -> Process:
+        """`is_refused`: it will not come to a model, so none is given."""
+        command = [sys.executable, "-m", "octavo", "serve"] if is_refused else scripted_command()
+        started.append(Process([*command, "--port", "0", *flags]))
         return started[-1]
 
     yield make
@@ -145,7 +162,7 @@ def test_a_unix_socket(run, tmp_path) -> None:
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(run, flags: list[str], said: str) -> None:
-    process = run(*flags)
+    process = run(*flags, is_refused=True)
     assert process.wait() == 2
     errors = process.errors()
     assert said in errors
@@ -154,6 +171,6 @@ def test_what_cannot_be_served_is_said_in_one_line(run, flags: list[str], said: 
 
 def test_a_port_that_is_taken(run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = run("--port", str(taken.getsockname()[1]))
+        process = run("--port", str(taken.getsockname()[1]), is_refused=True)
         assert process.wait() == 2
     assert "in use" in process.errors()
