@@ -150,6 +150,11 @@ def _null_inputs(num_tokens: int, block_size: int) -> AttentionMetadataInputs:
 class _Watch(TorchDispatchMode):
     """Keeps what a pass allocates, and notices what else it has torch do."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch, which would otherwise import its compiler, to keep that out of what nobody compiles."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.made: list[torch.Tensor] = []
