@@ -1,7 +1,8 @@
-"""The records that go between the scheduler and the executor: one plan down, one result up, each step.
+"""The records of a step: one plan down to the executor, one result up, one report to the front end and its observers.
 
-They hold plain numbers only, so an executor may send them to another process as they are.
-Owns: `SchedulerOutput`, `StepResult` and their parts. Must never know: torch, queues, blocks' reference counts.
+They hold plain numbers only, so they may go to another process as they are.
+Owns: `SchedulerOutput`, `StepResult`, `StepReport`, `EngineSnapshot` and their parts. Must never know: torch,
+queues, blocks' reference counts.
 """
 
 from __future__ import annotations

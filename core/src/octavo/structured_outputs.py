@@ -29,7 +29,8 @@ class StructuredOutputsParams:
     """
 
     json: Any = None
-    """A JSON schema: as text, as a mapping, as a bool, or as a pydantic model class."""
+    """A JSON schema: as text, as a mapping, as a bool, or as a pydantic model class. `Any`, for
+    msgspec, which carries requests to other processes, has no type for the last."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None

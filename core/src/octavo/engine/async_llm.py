@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
@@ -26,6 +26,8 @@ from octavo.request import Request, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.spec import Observer, Tokenizer
 from octavo.step import EngineSnapshot
+
+T = TypeVar("T")
 
 _SHORT_PROMPT = 2000
 """Characters of a text whose tokens are found (0.2 ms) sooner than a thread would have begun to look for them."""
@@ -199,7 +201,7 @@ class AsyncLLM:
             self._engine.abort_request(request.request_id, want_output=False, error=error)
             self._receive()
 
-    async def _in_thread(self, call: Any) -> Any:
+    async def _in_thread(self, call: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._input_threads, call)
 
     def _receive(self) -> None:

@@ -1,6 +1,6 @@
-"""The engine's process: `python -m octavo.engine.process ADDRESS LIFELINE LEVEL`, started by `RemoteCore`.
+"""The engine's process: `python -m octavo.engine.process ADDRESS LIFELINE LEVEL`, started by `start_process`.
 
-Owns: what a process needs around `serve_core`: its end with its parent, signals, logging. Must never know: what the
+Owns: what a process needs around `run_core`: its end with its parent, signals, logging. Must never know: what the
 engine does.
 """
 
@@ -18,14 +18,17 @@ import threading
 import zmq
 
 from octavo.engine import wire
-from octavo.engine.serving import serve_core
+from octavo.engine.core_loop import run_core
 
 _LOOK = 0.5
 """Seconds between two looks at who the parent is: a fork of it may hold the lifeline open after its death."""
 
 
-def main(address: str, lifeline: int, level: str) -> None:
-    """Serve the front end at `address` until it says so, or is gone: `lifeline` is a pipe that its end closes."""
+def main(address: str, lifeline: int, level: int) -> None:
+    """Serve the front end at `address` until it says so, or is gone: `lifeline` is a pipe that its end closes.
+
+    `level` is that of the parent's log.
+    """
     # Signals of a terminal or a service manager reach the whole group; when to end is the parent's decision.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -33,13 +36,12 @@ def main(address: str, lifeline: int, level: str) -> None:
     logging.getLogger("octavo").setLevel(level)
     threading.Thread(target=_end_with_parent, args=(lifeline, os.getppid()), daemon=True).start()
     context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
+    socket = wire.open_socket(context)
     socket.bind(address)
     socket.poll()
     shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")))  # the parent is there, and nobody else is to come
     gc.freeze()  # what is imported lives as long as the process
-    serve_core(wire.Channel(socket, wire.TO_CORE))
+    run_core(wire.Channel(socket, wire.TO_CORE))
     context.destroy(linger=1000)
 
 
@@ -51,4 +53,4 @@ def _end_with_parent(lifeline: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

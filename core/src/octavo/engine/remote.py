@@ -24,7 +24,7 @@ from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine import wire
 from octavo.engine.client import EngineFacts
-from octavo.engine.serving import serve_core
+from octavo.engine.core_loop import run_core
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.extensions import Extensions
 from octavo.request import FinishReason, Request
@@ -58,7 +58,7 @@ class RemoteCore:
     `facts` wait for the core to stand. A core that ends by itself makes every later call raise `EngineDeadError`.
     """
 
-    def __init__(self, channel: wire.Channel, host: Host, context: zmq.Context) -> None:
+    def __init__(self, channel: wire.Channel[wire.FromCore], host: Host, context: zmq.Context) -> None:
         self._channel = channel
         self._host = host
         self._context = context
@@ -193,8 +193,8 @@ def start_process(config: EngineConfig, extensions: Extensions, plugins: Iterabl
     folder = _socket_folder()
     lifeline, held = os.pipe()
     address = f"ipc://{folder}/engine"
-    level = logging.getLevelName(logging.getLogger("octavo").getEffectiveLevel())
-    command = [sys.executable, "-m", "octavo.engine.process", address, str(lifeline), level]
+    level = logging.getLogger("octavo").getEffectiveLevel()
+    command = [sys.executable, "-m", "octavo.engine.process", address, str(lifeline), str(level)]
     environment = dict(os.environ)
     if order.modules:  # they may lie wherever this process looks
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -226,8 +226,7 @@ def _order(config: EngineConfig, extensions: Extensions, plugins: Iterable[objec
 
 
 def _connect(context: zmq.Context, address: str, host: Host, order: wire.Build) -> RemoteCore:
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)  # what is under way is bounded by what runs, and neither may wait for the other
+    socket = wire.open_socket(context)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS)
     socket.connect(address)
     channel = wire.Channel(socket, wire.FROM_CORE)
@@ -285,12 +284,11 @@ class _Thread:
         """A thread cannot be killed; it ends with the process."""
 
     def _run(self, context: zmq.Context, address: str) -> None:
-        socket = context.socket(zmq.PAIR)
-        socket.set_hwm(0)
+        socket = wire.open_socket(context)
         socket.bind(address)
         channel = wire.Channel(socket, wire.TO_CORE)
         try:
-            serve_core(channel)
+            run_core(channel)
         except BaseException as error:
             logger.exception("the engine's thread failed")
             self._ending = repr(error)

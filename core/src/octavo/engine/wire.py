@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 import zmq
@@ -19,6 +19,8 @@ from octavo.config import EngineConfig
 from octavo.engine.client import EngineFacts
 from octavo.request import FinishReason, Request
 from octavo.step import EngineSnapshot, StepReport
+
+M = TypeVar("M")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -85,14 +87,21 @@ ToCore = Build | Add | Finish | Inspect | ResetPrefixCache | Shutdown
 FromCore = Built | BuildFailed | Stepped | Snapshot
 
 encode = msgspec.msgpack.Encoder().encode
-TO_CORE = msgspec.msgpack.Decoder(ToCore)
-FROM_CORE = msgspec.msgpack.Decoder(FromCore)
+TO_CORE: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+FROM_CORE: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
 
 
-class Channel:
-    """One end of the connection: whole messages in order, none lost. One thread at a time."""
+def open_socket(context: zmq.Context) -> zmq.Socket:
+    """One that both ends have, to be bound or connected."""
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)  # what is under way is bounded by what runs, and neither may wait for the other
+    return socket
 
-    def __init__(self, socket: zmq.Socket, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+
+class Channel(Generic[M]):
+    """One end of the connection: whole messages in order, none lost; `M` are those that come. One thread at a time."""
+
+    def __init__(self, socket: zmq.Socket, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._socket = socket
         self._decoder = decoder
         self.fd: int = socket.FD
@@ -103,7 +112,7 @@ class Channel:
         """Never waits. Raises `TypeError` for what MessagePack cannot carry."""
         self._socket.send(encode(message), zmq.NOBLOCK)
 
-    def receive(self, timeout: float | None = 0.0) -> Iterator[Any]:
+    def receive(self, timeout: float | None = 0.0) -> Iterator[M]:
         """The messages that have come; waits up to `timeout` seconds for the first one, None: as long as it takes."""
         if timeout != 0.0 and not self._socket.poll(None if timeout is None else int(timeout * 1000)):
             return

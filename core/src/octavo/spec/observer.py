@@ -9,7 +9,8 @@ from octavo.step import StepStats, TokenTimes
 class Observer:
     """Told of what happens; a subclass overrides what it wants to be told.
 
-    Calls come from one thread. An exception is logged once and the observer is dropped; no request suffers.
+    Calls come from one thread, but for `shutdown`. An exception is logged once and the observer is dropped; no request
+    suffers.
     """
 
     def on_request(self, request: Request) -> None:
@@ -25,4 +26,4 @@ class Observer:
         """A request ended, in whatever way; `output` has all of it."""
 
     def shutdown(self) -> None:
-        """The engine ends: nothing more will come."""
+        """The engine ends: send what is left. May come from another thread, and before a last `on_finished`."""

@@ -11,7 +11,7 @@ import logging
 from octavo.engine import wire
 from octavo.engine.build import build_core, open_model
 from octavo.engine.core import EngineCore
-from octavo.errors import OctavoError, PluginError
+from octavo.errors import OctavoError
 from octavo.plugins import load_extensions
 from octavo.request import FinishReason
 from octavo.step import SequenceUpdate, StepReport
@@ -22,7 +22,7 @@ _PAUSE = 0.002
 """Seconds to wait for messages where sequences only wait for background work."""
 
 
-def serve_core(channel: wire.Channel) -> None:
+def run_core(channel: wire.Channel[wire.ToCore]) -> None:
     """Do what the front end says until it says `Shutdown`."""
     core = _build(channel)
     if core is None:
@@ -33,7 +33,7 @@ def serve_core(channel: wire.Channel) -> None:
         core.shutdown()
 
 
-def _build(channel: wire.Channel) -> EngineCore | None:
+def _build(channel: wire.Channel[wire.ToCore]) -> EngineCore | None:
     """The core that the first message asks for, or None and the reason sent."""
     order = next(channel.receive(None))
     if not isinstance(order, wire.Build):
@@ -53,7 +53,7 @@ def _build(channel: wire.Channel) -> EngineCore | None:
     return core
 
 
-def _loop(core: EngineCore, channel: wire.Channel) -> None:
+def _loop(core: EngineCore, channel: wire.Channel[wire.ToCore]) -> None:
     pause: float | None = None
     while True:
         for message in channel.receive(pause):
@@ -71,7 +71,7 @@ def _loop(core: EngineCore, channel: wire.Channel) -> None:
             pause = _PAUSE
 
 
-def _obey(core: EngineCore, channel: wire.Channel, message: wire.Message) -> None:
+def _obey(core: EngineCore, channel: wire.Channel[wire.ToCore], message: wire.ToCore) -> None:
     match message:
         case wire.Add(request, sequence_ids):
             try:
@@ -86,8 +86,8 @@ def _obey(core: EngineCore, channel: wire.Channel, message: wire.Message) -> Non
             core.reset_prefix_cache()
         case wire.Inspect(checks_integrity):
             channel.send(wire.Snapshot(core.inspect(), _fault(core) if checks_integrity else None))
-        case _:
-            raise PluginError(f"a core that stands was told {message!r}")
+        case wire.Build() | wire.Shutdown():
+            raise AssertionError(f"the first or the last word in the middle: {message!r}")
 
 
 def _refusal(sequence_ids: tuple[int, ...], error: str) -> wire.Stepped:
