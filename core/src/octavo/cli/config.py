@@ -38,17 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _values(settings: Settings, extensions: Extensions) -> list[tuple[str, Any, str]]:
-    """Every key with its value and source, plugins' own options included."""
+    """Every key with its value, unless that is secret, and its source; plugins' own options included."""
     found = []
-    for key in leaves_of(EngineConfig):
+    for key, leaf in leaves_of(EngineConfig).items():
         if key == "plugins":
             continue
         value: Any = settings.config
         for part in key.split("."):
             value = getattr(value, part)
-        found.append((key, value, settings.sources[key]))
+        found.append((key, leaf.shown(value), settings.sources[key]))
     for plugin, options in sorted(extensions.options.items()):
-        for leaf in leaves_of(type(options)):
-            key = f"plugins.{plugin}.{leaf}"
-            found.append((key, getattr(options, leaf), settings.sources.get(key, "default")))
+        for name, leaf in leaves_of(type(options)).items():
+            key = f"plugins.{plugin}.{name}"
+            found.append((key, leaf.shown(getattr(options, name)), settings.sources.get(key, "default")))
     return found

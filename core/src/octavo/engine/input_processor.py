@@ -84,12 +84,12 @@ class InputProcessor:
         text, token_ids, cache_salt = self._split(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt", "is empty; give at least one token")
-        self._check_ids("prompt", token_ids)
         if len(token_ids) >= self.max_model_len:
             raise InvalidRequestError(
                 "prompt",
                 f"has {len(token_ids)} tokens; at most {self.max_model_len - 1} fit, since {self._model_len_reason}",
             )
+        self._check_ids("prompt", token_ids)
         params = self._check_params(params)
         room = self.max_model_len - len(token_ids)
         return Request(

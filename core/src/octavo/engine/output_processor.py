@@ -48,6 +48,7 @@ class Completion:
     matcher: StopStringMatcher | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -66,6 +67,7 @@ class Completion:
             self.token_ids.append(token_id)
             if update.logprobs:
                 self.logprobs.append(update.logprobs[i])
+                self.cumulative_logprob += update.logprobs[i].logprob
             ends_by_token = (
                 i == last
                 and update.finish_reason is FinishReason.STOP
@@ -113,7 +115,7 @@ class Completion:
             index=self.index,
             text=self.text[first_char:],
             token_ids=tuple(self.token_ids[first_token:]),
-            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
+            cumulative_logprob=self.cumulative_logprob if wanted else None,
             logprobs=tuple(self.logprobs[first_token:]) if wanted else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
@@ -130,6 +132,8 @@ class RequestState:
     kind: OutputKind
     completions: list[Completion]
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    complete_prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """All of them in order, once there is a first token: nothing is added then."""
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -154,16 +158,14 @@ class RequestState:
 
     def output(self, kind: OutputKind | None = None) -> RequestOutput:
         """What its owner is shown now; deltas go on from the last one. `kind` overrides the request's own."""
-        r, prompt_logprobs = self.request, None
-        if r.sampling_params.prompt_logprobs is not None:
-            prompt_logprobs = tuple(self.prompt_logprobs.get(i) for i in range(len(r.prompt_token_ids)))
+        r = self.request
         return RequestOutput(
             request_id=r.request_id,
             prompt=r.prompt,
             prompt_token_ids=r.prompt_token_ids,
             outputs=tuple(c.output(kind or self.kind) for c in self.completions),
             finished=self.finished,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self._all_prompt_logprobs(),
             metrics=RequestMetrics(
                 queue_time=_between(r.arrival_time, self.first_scheduled_time),
                 prefill_time=_between(self.first_scheduled_time, self.first_token_time),
@@ -174,6 +176,15 @@ class RequestState:
                 num_preemptions=sum(c.num_preemptions for c in self.completions),
             ),
         )
+
+    def _all_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        r = self.request
+        if r.sampling_params.prompt_logprobs is None or self.complete_prompt_logprobs is not None:
+            return self.complete_prompt_logprobs
+        found = tuple(self.prompt_logprobs.get(i) for i in range(len(r.prompt_token_ids)))
+        if self.first_token_time is not None:
+            self.complete_prompt_logprobs = found
+        return found
 
 
 def _between(start: float | None, end: float | None) -> float | None:

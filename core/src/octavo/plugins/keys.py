@@ -22,6 +22,8 @@ _UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _NONE_TEXTS = ("", "none", "null")
+SECRET = "***"
+"""What is shown in place of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Leaf:
     help: str
     unit: str = ""
     """`bytes` for a size; other numbers have none."""
+    is_secret: bool = False
+    """Whether its value must not be shown (`extra={"secret": True}` of its `Meta`)."""
 
     @property
     def members(self) -> tuple[Any, ...]:
@@ -81,7 +85,12 @@ class Leaf:
         return re.sub("^Expected", "must be", message)
 
     def _message(self, reason: str, value: Any, source: str) -> str:
-        return f"{self.key}: {reason}; got {shortened(value)}" + (f" from {source}" if source else "")
+        got = "a value that is kept secret" if self.is_secret else shortened(value)
+        return f"{self.key}: {reason}; got {got}" + (f" from {source}" if source else "")
+
+    def shown(self, value: Any) -> Any:
+        """`value` as it may be shown to anybody."""
+        return SECRET if self.is_secret and value else value
 
 
 def leaves_of(section: type[Section], prefix: str = "") -> dict[str, Leaf]:
@@ -95,8 +104,9 @@ def leaves_of(section: type[Section], prefix: str = "") -> dict[str, Leaf]:
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         metas = getattr(field.type, "__metadata__", ())
         help_text = next((meta.description for meta in metas if meta.description), "")
-        unit = next((meta.extra["unit"] for meta in metas if "unit" in (meta.extra or {})), "")
-        leaves[key] = Leaf(key, field.type, default, help_text, unit)
+        extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
+        unit, is_secret = extra.get("unit", ""), extra.get("secret", False)
+        leaves[key] = Leaf(key, field.type, default, help_text, unit, is_secret)
     return leaves
 
 

@@ -45,7 +45,10 @@ class ServerOptions(Section, frozen=True):
     ssl_keyfile: Annotated[str | None, _doc("Private key of the certificate.")] = None
     api_key: Annotated[
         tuple[str, ...],
-        _doc(f"Keys that clients must send one of; none: no key is asked for. {API_KEY_VARIABLE} adds one."),
+        Meta(
+            description=f"Keys that clients must send one of; none: no key is asked for. {API_KEY_VARIABLE} adds one.",
+            extra={"secret": True},
+        ),
     ] = ()
     open_metrics: Annotated[bool, _doc("Answer GET /metrics without a key.")] = False
     allow_origins: Annotated[

@@ -29,9 +29,9 @@ class OtelOptions(Section, frozen=True):
     endpoint: Annotated[
         str, Meta(description="Collector that takes OTLP over HTTP, such as http://localhost:4318; empty: no tracing.")
     ] = ""
-    headers: Annotated[dict[str, str], Meta(description="HTTP headers to send with the spans.")] = msgspec.field(
-        default_factory=dict
-    )
+    headers: Annotated[
+        dict[str, str], Meta(description="HTTP headers to send with the spans.", extra={"secret": True})
+    ] = msgspec.field(default_factory=dict)
     service_name: Annotated[
         str, Meta(description="Name of this service in the traces; empty: OTEL_SERVICE_NAME, or else octavo.")
     ] = ""
