@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.testing.table_model import table_llm
 from octavo_openai.metrics import EngineMetrics
+from octavo_openai.status import FinishedTotals
 
 
 def samples(metrics: EngineMetrics, name: str) -> dict[tuple[str, ...], float]:
@@ -44,9 +45,8 @@ def test_a_run_is_counted() -> None:
     for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
         assert value(metrics, f"{name}_seconds_count") == 3
     totals = metrics.totals()
-    assert totals["generation_tokens"] == 20
-    assert totals["prompt_tokens"] == 80 - hits
-    assert totals["finished"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+    assert (totals.generation_tokens, totals.prompt_tokens, totals.prefix_hits) == (20, 80 - hits, hits)
+    assert totals.finished == FinishedTotals(stop=0, length=3, abort=0, error=0)
 
 
 def test_gauges_come_back_to_zero_after_aborts() -> None:

@@ -32,6 +32,8 @@ logger = logging.getLogger("octavo_openai")
 
 UNKNOWN_FIELDS_HEADER = "x-octavo-unknown-fields"
 _MAX_UNKNOWN_SHOWN = 8
+_LAST_WORDS = 1.0
+"""Seconds that the errors of requests which were stopped may take to be sent."""
 _EXCHANGE, _CALL = "octavo.exchange", "octavo.call"
 """Where the scope holds them."""
 
@@ -69,11 +71,15 @@ class Application:
 
     async def drain(self, seconds: float) -> None:
         """Wait until every request has its answer; those that take longer end with an error."""
+        await self._until_idle(seconds)
+        for exchange in self._live:
+            exchange.stop(APIError.unavailable("the server stops", "draining"))
+        await self._until_idle(_LAST_WORDS)
+
+    async def _until_idle(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._live and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        for exchange in self._live:
-            exchange.stop(APIError.unavailable("the server stops", "draining"))
 
     async def _answer(self, exchange: Exchange, receive: Receive) -> APIError | None:
         """Send the answer of whichever route it is, or an error, which is returned."""

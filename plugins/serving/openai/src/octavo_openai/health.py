@@ -20,7 +20,7 @@ class Version(msgspec.Struct, kw_only=True):
 
 async def get_health(call: Call[None]) -> Health:
     """An error (503) while the model is being loaded, while the server drains, and once the engine has ended."""
-    _ = call.service.llm
+    call.service.check_ready()
     return Health()
 
 

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from octavo.request import FinishReason, Request, RequestOutput
 from octavo.spec import Observer
 from octavo.step import ScheduledSequence, StepStats, TokenTimes
+from octavo_openai.status import FinishedTotals, Totals
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -141,19 +142,19 @@ class EngineMetrics(Observer):
             return generate_openmetrics(self.registry), OPENMETRICS_TYPE
         return generate_latest(self.registry), TEXT_TYPE
 
-    def totals(self) -> dict[str, int | dict[str, int]]:
-        """Sums since the start, under the names of `GET /status`."""
-        names = {
-            "prompt_tokens": "prompt_tokens_computed",
-            "generation_tokens": "generation_tokens",
-            "prefix_queries": "prefix_cache_queries",
-            "prefix_hits": "prefix_cache_hits",
-            "draft_tokens": "spec_decode_num_draft_tokens",
-            "accepted_tokens": "spec_decode_num_accepted_tokens",
-            "preemptions": "num_preemptions",
-        }
-        finished = {reason.value: self._finished[reason.value] for reason in FinishReason}
-        return {**{name: self._total[ours] for name, ours in names.items()}, "finished": finished}
+    def totals(self) -> Totals:
+        """Sums since the start."""
+        total = self._total
+        return Totals(
+            prompt_tokens=total["prompt_tokens_computed"],
+            generation_tokens=total["generation_tokens"],
+            prefix_queries=total["prefix_cache_queries"],
+            prefix_hits=total["prefix_cache_hits"],
+            draft_tokens=total["spec_decode_num_draft_tokens"],
+            accepted_tokens=total["spec_decode_num_accepted_tokens"],
+            preemptions=total["num_preemptions"],
+            finished=FinishedTotals(**{reason.value: self._finished[reason.value] for reason in FinishReason}),
+        )
 
     def _count(self, name: str, amount: int) -> None:
         if amount:

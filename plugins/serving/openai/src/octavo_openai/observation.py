@@ -12,6 +12,7 @@ from octavo_openai.answers import Content
 from octavo_openai.calls import Call
 from octavo_openai.errors import APIError
 from octavo_openai.metrics import EngineMetrics
+from octavo_openai.service import still_loading
 from octavo_openai.status import Status, make_status
 
 _PATIENCE = 10.0
@@ -46,6 +47,5 @@ async def get_status(call: Call[None]) -> Status:
 
 def _metrics_of(call: Call[None]) -> EngineMetrics:
     if call.service.metrics is None:
-        _ = call.service.llm  # says why there are none yet
-        raise APIError.unavailable("the model is being loaded", "model_loading")
+        raise still_loading()
     return call.service.metrics

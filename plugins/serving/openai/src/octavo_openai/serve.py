@@ -95,7 +95,6 @@ async def _until_end(app: Application, llm: AsyncLLM, stopping: asyncio.Task[boo
         app.service.draining = True
         draining = asyncio.create_task(app.drain(app.service.options.drain_timeout))
         await asyncio.wait((draining, ended), return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0.1)  # the last words of what was stopped
         return 0
     logger.error("%s", llm.error)
     await asyncio.sleep(_LAST_WORDS)

@@ -61,10 +61,14 @@ class Service:
         if self.draining:
             raise APIError.unavailable("the server is about to stop", "draining")
         if self._llm is None:
-            raise APIError.unavailable("the model is being loaded", "model_loading")
+            raise still_loading()
         if self._llm.error is not None:
             raise EngineDeadError(str(self._llm.error))
         return self._llm
+
+    def check_ready(self) -> None:
+        """Raises what `llm` raises."""
+        _ = self.llm
 
     def admit(self) -> AsyncLLM:
         """The engine, for one more request that computes. Raises also `APIError` (429) while too many wait."""
@@ -79,12 +83,16 @@ class Service:
 
         Raises `APIError` (404) for an unknown one, and what `llm` raises.
         """
-        _ = self.llm  # it has no names before it is there
+        self.check_ready()  # it has no names before it is there
         names = self.model_names
         if name is None or name in names:
             return name or names[0]
         message = f"the model {name!r} does not exist{suggestion(name, names)}; there is: {', '.join(names)}"
         raise APIError(404, message, param="model", code="model_not_found")
+
+
+def still_loading() -> APIError:
+    return APIError.unavailable("the model is being loaded", "model_loading")
 
 
 def _choose_parser(extensions: Extensions, parsers: Registry[P], name: str, chat_template: str) -> Offer[P] | None:

@@ -6,7 +6,7 @@ Owns: the records of that JSON. Must never know: HTTP, how the page shows it, wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -114,7 +114,7 @@ class Status(msgspec.Struct, kw_only=True):
 
 def make_status(
     snapshot: EngineSnapshot,
-    totals: Mapping[str, Any],
+    totals: Totals,
     *,
     model: str,
     version: str,
@@ -124,7 +124,7 @@ def make_status(
     plugins: Iterable[Origin],
     broken: Iterable[Broken],
 ) -> Status:
-    """`totals` has the fields of `Totals`; `plugins` are the loaded ones. Raises `msgspec.ValidationError`."""
+    """`plugins` are the loaded ones."""
     return Status(
         model=model,
         version=version,
@@ -133,7 +133,7 @@ def make_status(
         max_num_seqs=max_num_seqs,
         sequences=[_sequence(sequence) for sequence in snapshot.sequences],
         blocks=[_blocks(group) for group in snapshot.groups],
-        totals=msgspec.convert(totals, Totals),
+        totals=totals,
         plugins=[
             *(_plugin(origin, "loaded", None) for origin in plugins),
             *(_plugin(each.origin, "broken", "; ".join(filter(None, [each.reason, each.mend]))) for each in broken),
