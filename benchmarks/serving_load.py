@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 import time
+from asyncio.subprocess import Process
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +156,16 @@ async def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]
     """The figures, and what is wrong with them."""
     command = [sys.executable, str(_SERVER), "--port", "0", "--no-log-requests", *arguments.server_options]
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        return await load(server, arguments)
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+async def load(server: Process, arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Let clients come and go, then end the server."""
     assert server.stdout is not None
     found = _ADDRESS.search((await server.stdout.readline()).decode())
     assert found is not None, "the server did not start"

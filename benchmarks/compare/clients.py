@@ -107,7 +107,7 @@ def run_clients(names: Sequence[str], cache: Path, out: Path, pip_options: Seque
                 if may_install:
                     make_environment(venv, client.engine, pip_options, cache / f"{name}-install.log")
                 succeeded = _run(client, venv, Target(url, model, tokenizer), out.resolve() / f"client-{name}.json")
-            except (InstallError, OSError, KeyError, ValueError) as error:
+            except (InstallError, OSError, KeyError, ValueError, subprocess.TimeoutExpired) as error:
                 print(f"{name}: {error}", flush=True)
                 succeeded = 0
             print(f"{name}: {succeeded} of {NUM_REQUESTS} requests succeeded", flush=True)
@@ -128,8 +128,10 @@ def _server() -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--no-log-requests"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = next((m for line in process.stdout if (m := _ADDRESS.search(line))), None)
-        if found is None:
-            raise SystemExit("the server did not start")
-        yield found[1], found[2]
-        process.terminate()
+        try:
+            found = next((m for line in process.stdout if (m := _ADDRESS.search(line))), None)
+            if found is None:
+                raise SystemExit("the server did not start; `octavo serve` says why")
+            yield found[1], found[2]
+        finally:
+            process.terminate()
