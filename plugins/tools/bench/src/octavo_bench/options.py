@@ -124,7 +124,7 @@ def _named(name: str, command: str) -> Workload:
         raise ConfigError(f"--workload: no workload is called {name!r}; there is: {', '.join(WORKLOADS)}")
     if name.lower() not in workloads_of(command):
         right = "throughput" if command == "latency" else "latency"
-        raise ConfigError(f"--workload {name} belongs to the other command: octavo bench {right} --workload {name}")
+        raise ConfigError(f"--workload {name} is for another command: octavo bench {right} --workload {name}")
     return WORKLOADS[name.lower()]
 
 
