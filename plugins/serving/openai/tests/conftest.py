@@ -11,12 +11,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 
+from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.hookspecs import hookimpl
 from octavo.spec import (
@@ -246,6 +248,21 @@ def start() -> Iterator[Callable[..., Server]]:
     yield make
     for made in servers:
         made.close()
+
+
+@pytest.fixture
+def broken_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is streamed fails, by a fault that nobody foresaw, where its last output would come."""
+    stream = AsyncLLM.stream
+
+    async def break_off(self: AsyncLLM, *args: Any, **keywords: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(stream(self, *args, **keywords)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    raise ArithmeticError("half way")
+                yield output
+
+    monkeypatch.setattr(AsyncLLM, "stream", break_off)
 
 
 @pytest.fixture

@@ -351,17 +351,7 @@ def test_null_is_the_same_as_left_out(server) -> None:
     assert null.json()["content"] == absent.json()["content"]
 
 
-def test_a_stream_that_cannot_go_on_ends_with_an_error(server, monkeypatch, caplog) -> None:
-    from octavo_openai.blocks import BlockAnswer
-
-    read = BlockAnswer._read
-
-    def break_off(self: Any, delta: Any, changes: Any) -> None:
-        if delta.finish_reason is not None:
-            raise ArithmeticError("half way")
-        read(self, delta, changes)
-
-    monkeypatch.setattr(BlockAnswer, "_read", break_off)
+def test_a_stream_that_cannot_go_on_ends_with_an_error(server, broken_streams, caplog) -> None:
     first, *_, last = server.named_events(PATH, messages=user(f"<say>{'abc' * 100}</say>"), max_tokens=500)
     assert first["type"] == "message_start"
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")

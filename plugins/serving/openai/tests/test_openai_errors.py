@@ -302,21 +302,17 @@ def test_headers_go_out_when_nothing_comes_for_long(server, monkeypatch) -> None
     assert server.events(TEXT, prompt="<say>ok</say>")[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_an_error_after_the_stream_began_is_its_last_event(server, monkeypatch) -> None:
-    from octavo_openai import completions
-
-    class Broken(completions._Writer):
-        def write(self, output: Any, completion: Any) -> Any:
-            if completion.token_ids and completion.finished:
-                raise ArithmeticError("half way")
-            return super().write(output, completion)
-
-    monkeypatch.setattr(completions, "_Writer", Broken)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_an_error_after_the_stream_began_is_its_last_event(server, broken_streams, caplog, path: str) -> None:
     said = "abc" * 100
-    lines = server.post(TEXT, prompt=f"<say>{said}</say>", max_tokens=500, stream=True).text.split("\n\n")
+    prompt = f"<say>{said}</say>"
+    body: dict[str, Any] = {"prompt": prompt} if path == TEXT else {"messages": [{"role": "user", "content": prompt}]}
+    lines = server.post(path, **body, max_tokens=500, stream=True).text.split("\n\n")
     *data, last, end = [line.removeprefix("data: ") for line in lines]
     assert end == ""
     assert json.loads(last)["error"]["code"] == "internal"
-    told = "".join(json.loads(item)["choices"][0]["text"] for item in data)
+    choices = [json.loads(item)["choices"][0] for item in data]
+    told = "".join(choice["text"] if path == TEXT else choice["delta"].get("content", "") for choice in choices)
     assert told
     assert said.startswith(told)
+    assert "ArithmeticError" in caplog.text

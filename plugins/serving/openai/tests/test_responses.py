@@ -297,17 +297,7 @@ def test_null_is_the_same_as_left_out(server) -> None:
     assert comparable(null.json()) == comparable(absent.json())
 
 
-def test_a_stream_that_cannot_go_on_fails(server, monkeypatch, caplog) -> None:
-    from octavo_openai.blocks import BlockAnswer
-
-    read = BlockAnswer._read
-
-    def break_off(self: Any, delta: Any, changes: Any) -> None:
-        if delta.finish_reason is not None:
-            raise ArithmeticError("half way")
-        read(self, delta, changes)
-
-    monkeypatch.setattr(BlockAnswer, "_read", break_off)
+def test_a_stream_that_cannot_go_on_fails(server, broken_streams, caplog) -> None:
     events = server.named_events(PATH, input=f"<say>{'abc' * 100}</say>")
     assert events[0]["type"] == "response.created"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
