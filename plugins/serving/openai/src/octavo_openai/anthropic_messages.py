@@ -36,20 +36,20 @@ from octavo_openai.anthropic_records import (
     ToolUseBlock,
 )
 from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
+from octavo_openai.api_call import APICall, new_id
 from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
-from octavo_openai.calls import Call, new_id
 from octavo_openai.conversation import Answer, prompt_token_ids
-from octavo_openai.dialects import answer_call
+from octavo_openai.dialects import answer_api_call
 from octavo_openai.errors import field_names
 from octavo_openai.json_object import ObjectText
 
 
-async def create_message(call: Call[MessagesRequest]) -> msgspec.Struct | EventStream:
-    return await answer_call(call, new_id("msg_"), _Writer)
+async def create_message(api_call: APICall[MessagesRequest]) -> msgspec.Struct | EventStream:
+    return await answer_api_call(api_call, new_id("msg_"), _Writer)
 
 
-async def count_tokens(call: Call[CountTokensRequest]) -> InputTokens:
-    body, service = call.body, call.service
+async def count_tokens(api_call: APICall[CountTokensRequest]) -> InputTokens:
+    body, service = api_call.body, api_call.service
     service.find_model(body.model)
     with field_names(body.field_names()):
         ids = await prompt_token_ids(service, body.conversation(service.options))
@@ -61,8 +61,8 @@ class _Writer:
 
     failure = None
 
-    def __init__(self, call: Call[MessagesRequest], answer: Answer, answer_id: str, model: str) -> None:
-        self._call, self._answer = call, answer
+    def __init__(self, api_call: APICall[MessagesRequest], answer: Answer, answer_id: str, model: str) -> None:
+        self._api_call, self._answer = api_call, answer
         self._id, self._model = answer_id, model
         self._blocks = BlockAnswer(answer)
         self._input = ObjectText()
@@ -108,7 +108,7 @@ class _Writer:
 
     def _ending(self) -> Ending:
         blocks, sequence = self._blocks, self._stop_sequence()
-        self._call.finish_reasons = [str(blocks.finish_reason)]
+        self._api_call.finish_reasons = [str(blocks.finish_reason)]
         reason: StopReason = "end_turn" if sequence is None else "stop_sequence"
         if blocks.finish_reason == "length":
             reason = "max_tokens"
@@ -121,7 +121,7 @@ class _Writer:
         stopped_by, special_token_id = self._blocks.stop_reason, self._answer.tokenizer.special_token_id
         if stopped_by is None:
             return None
-        given = self._call.body.stop_sequences or ()
+        given = self._api_call.body.stop_sequences or ()
         return next((text for text in given if stopped_by in (text, special_token_id(text))), None)
 
     def _told(self, change: Change) -> list[msgspec.Struct]:

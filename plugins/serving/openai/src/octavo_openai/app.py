@@ -20,8 +20,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_openai.answers import EventStream
+from octavo_openai.api_call import APICall
 from octavo_openai.bodies import decode_body, refuse_unknown
-from octavo_openai.calls import Call
 from octavo_openai.errors import APIError, as_api_error
 from octavo_openai.exchange import CLIENT_LEFT, REQUEST_ID_HEADER, ClientLeft, Exchange
 from octavo_openai.request_log import log_request
@@ -34,7 +34,7 @@ UNKNOWN_FIELDS_HEADER = "x-octavo-unknown-fields"
 _MAX_UNKNOWN_SHOWN = 8
 _LAST_WORDS = 1.0
 """Seconds that the errors of requests which were stopped may take to be sent."""
-_EXCHANGE, _CALL = "octavo.exchange", "octavo.call"
+_EXCHANGE, _API_CALL = "octavo.exchange", "octavo.api_call"
 """Where the scope holds them."""
 
 _encode = msgspec.json.Encoder().encode
@@ -103,8 +103,8 @@ class Application:
     def _log(self, exchange: Exchange, duration: float, error: APIError | None) -> None:
         if self.service.metrics is not None:
             self.service.metrics.count_answer(exchange.route, exchange.status or CLIENT_LEFT)
-        call: Call[Any] | None = exchange.scope.get(_CALL)
-        count = call.count if call is not None else None
+        api_call: APICall[Any] | None = exchange.scope.get(_API_CALL)
+        count = api_call.count if api_call is not None else None
         path = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
         log_request(
             request_id=exchange.request_id,
@@ -114,7 +114,7 @@ class Application:
             duration=duration,
             prompt_tokens=None if count is None else count.prompt,
             completion_tokens=None if count is None else count.completion,
-            finish_reasons=call.finish_reasons if call is not None else [],
+            finish_reasons=api_call.finish_reasons if api_call is not None else [],
             error=None if error is None else error.code or error.kind,
         )
 
@@ -131,15 +131,15 @@ class _Endpoint:
         if not self._route.is_open(self._service.options):
             _check_key(exchange, self._service.options.api_key)
         body = await self._read(exchange) if self._route.body is not None else None
-        call = Call(
+        api_call = APICall(
             service=self._service,
             request_id=exchange.request_id,
             headers=exchange.headers,
             body=body,
             path=scope.get("path_params", {}),
         )
-        scope[_CALL] = call
-        await exchange.run(self._handle(call, exchange), self._service.options.request_timeout)
+        scope[_API_CALL] = api_call
+        await exchange.run(self._handle(api_call, exchange), self._service.options.request_timeout)
 
     async def _read(self, exchange: Exchange) -> msgspec.Struct:
         options = self._service.options
@@ -155,8 +155,8 @@ class _Endpoint:
             exchange.extra_headers[UNKNOWN_FIELDS_HEADER] = shown
         return body
 
-    async def _handle(self, call: Call[Any], exchange: Exchange) -> None:
-        answer = await self._route.handler(call)
+    async def _handle(self, api_call: APICall[Any], exchange: Exchange) -> None:
+        answer = await self._route.handler(api_call)
         if isinstance(answer, EventStream):
             await exchange.send_stream(answer)
         elif isinstance(answer, Content):

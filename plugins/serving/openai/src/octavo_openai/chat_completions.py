@@ -15,11 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
 from octavo_openai.answers import DONE, EventStream, frame
-from octavo_openai.calls import Call, new_id
+from octavo_openai.api_call import APICall, new_id
 from octavo_openai.chat_request import ChatCompletionRequest
 from octavo_openai.choices import ChoiceDelta
 from octavo_openai.conversation import Answer
-from octavo_openai.dialects import answer_call
+from octavo_openai.dialects import answer_api_call
 from octavo_openai.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
 from octavo_openai.usage import Usage
 
@@ -97,8 +97,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-async def create_chat_completion(call: Call[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
-    return await answer_call(call, new_id("chatcmpl-", call.body.request_id), _Writer)
+async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
+    return await answer_api_call(api_call, new_id("chatcmpl-", api_call.body.request_id), _Writer)
 
 
 class _Writer:
@@ -106,8 +106,8 @@ class _Writer:
 
     failure = None
 
-    def __init__(self, call: Call[ChatCompletionRequest], answer: Answer, answer_id: str, model: str) -> None:
-        self._call, self._body, self._answer = call, call.body, answer
+    def __init__(self, api_call: APICall[ChatCompletionRequest], answer: Answer, answer_id: str, model: str) -> None:
+        self._api_call, self._body, self._answer = api_call, api_call.body, answer
         self._id, self._model = answer_id, model
         self._spelling: Spelling | None = None
         if self._body.logprobs or self._body.prompt_logprobs is not None:
@@ -116,10 +116,10 @@ class _Writer:
     async def whole(self) -> ChatCompletion:
         async with aclosing(self._answer.deltas(incremental=False)) as all_deltas:
             choices = [self._choice(delta) async for deltas in all_deltas for delta in deltas]
-        self._call.finish_reasons = [str(choice.finish_reason) for choice in choices]
+        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
         return ChatCompletion(
             id=self._id,
-            created=self._call.created,
+            created=self._api_call.created,
             model=self._model,
             choices=choices,
             usage=self._answer.count.usage(),
@@ -129,7 +129,7 @@ class _Writer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         body, count = self._body, self._answer.count
-        wants_usage = body.wants_usage or self._call.service.options.usage_in_streams
+        wants_usage = body.wants_usage or self._api_call.service.options.usage_in_streams
         usage: Usage | UnsetType | None = None if wants_usage else UNSET
         begun: set[int] = set()
         async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
@@ -145,7 +145,7 @@ class _Writer:
                     if body.wants_continuous_usage or _tells(choice):
                         frames.append(self._frame([choice], usage))
                     if delta.finish_reason is not None:
-                        self._call.finish_reasons.append(delta.finish_reason)
+                        self._api_call.finish_reasons.append(delta.finish_reason)
                 if frames:
                     yield b"".join(frames)
         if wants_usage:
@@ -164,7 +164,7 @@ class _Writer:
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self._id, created=self._call.created, model=self._model, choices=choices, usage=usage
+            id=self._id, created=self._api_call.created, model=self._model, choices=choices, usage=usage
         )
 
     def _chunk_choice(self, delta: ChoiceDelta) -> ChunkChoice:

@@ -19,7 +19,7 @@ from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
 from octavo_openai.answers import DONE, EventStream, frame
-from octavo_openai.calls import Call, engine_id, new_id
+from octavo_openai.api_call import APICall, engine_id, new_id
 from octavo_openai.errors import field_names
 from octavo_openai.generation import generate
 from octavo_openai.logprobs import (
@@ -71,32 +71,32 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def create_completion(call: Call[CompletionRequest]) -> Completion | EventStream:
-    body, service = call.body, call.service
+async def create_completion(api_call: APICall[CompletionRequest]) -> Completion | EventStream:
+    body, service = api_call.body, api_call.service
     model = service.find_model(body.model)
     llm = service.admit()
     names = {"structured_outputs": "response_format"} if body.response_format is not None else {}
     with field_names(names):
         answer_id = new_id("cmpl-", body.request_id)
-        requests = await _make_requests(llm, call, answer_id)
+        requests = await _make_requests(llm, api_call, answer_id)
     run = _Run(llm, body, requests)
-    call.count = run.count
-    head = Completion(id=answer_id, created=call.created, model=model, choices=[])
+    api_call.count = run.count
+    head = Completion(id=answer_id, created=api_call.created, model=model, choices=[])
     if body.stream:
-        return EventStream(_events(call, run, head, names))
+        return EventStream(_events(api_call, run, head, names))
     with field_names(names):
         async with aclosing(run.choices(incremental=False)) as pieces:
             head.choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
     head.usage = run.count.usage()
-    call.finish_reasons = [str(choice.finish_reason) for choice in head.choices]
+    api_call.finish_reasons = [str(choice.finish_reason) for choice in head.choices]
     return head
 
 
 async def _events(
-    call: Call[CompletionRequest], run: _Run, head: Completion, names: dict[str, str]
+    api_call: APICall[CompletionRequest], run: _Run, head: Completion, names: dict[str, str]
 ) -> AsyncGenerator[bytes, None]:
-    body = call.body
-    wants_usage = body.wants_usage or call.service.options.usage_in_streams
+    body = api_call.body
+    wants_usage = body.wants_usage or api_call.service.options.usage_in_streams
     tells_usage = body.wants_continuous_usage
     head.usage = None if wants_usage else UNSET
     with field_names(names):
@@ -110,7 +110,7 @@ async def _events(
                         head.choices = [choice]
                         frames.append(frame(head))
                     if choice.finish_reason is not None:
-                        call.finish_reasons.append(choice.finish_reason)
+                        api_call.finish_reasons.append(choice.finish_reason)
                 if frames:
                     yield b"".join(frames)
     if wants_usage:
@@ -125,9 +125,9 @@ def _tells(choice: CompletionChoice) -> bool:
     return bool(choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or first)
 
 
-async def _make_requests(llm: AsyncLLM, call: Call[CompletionRequest], answer_id: str) -> list[Request]:
+async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], answer_id: str) -> list[Request]:
     """A request for each prompt; all of them are found good before any runs."""
-    body, options = call.body, call.service.options
+    body, options = api_call.body, api_call.service.options
     changes = generation_changes(body, options)
     prompts = split_prompts(body.prompt)
     check_at_most("prompt", len(prompts), options.max_prompts)
@@ -149,12 +149,12 @@ async def _make_requests(llm: AsyncLLM, call: Call[CompletionRequest], answer_id
     for given in prompts:
         prompt = await prepare_prompt(llm, given, adds_special, body.truncate_prompt_tokens, body.cache_salt)
         request_id = engine_id(answer_id)
-        requests.append(await llm.make_request(request_id, prompt, params, trace_headers=call.trace_headers))
+        requests.append(await llm.make_request(request_id, prompt, params, trace_headers=api_call.trace_headers))
     return requests
 
 
 class _Run:
-    """The requests of one call while they run."""
+    """The requests of one API call while they run."""
 
     def __init__(self, llm: AsyncLLM, body: CompletionRequest, requests: Sequence[Request]) -> None:
         self.count = TokenCount()

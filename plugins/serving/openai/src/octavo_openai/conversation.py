@@ -95,7 +95,7 @@ class Answer:
 async def prepare_answer(
     service: Service, request_id: str, conversation: Conversation, trace_headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Check and render; nothing is computed yet. `trace_headers`: as `Call` has them.
+    """Check and render; nothing is computed yet. `trace_headers`: as `APICall` has them.
 
     Raises `InvalidRequestError` and `APIError`.
     """

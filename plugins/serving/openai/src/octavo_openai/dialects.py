@@ -1,4 +1,4 @@
-"""One call of any API that knows messages: from its body to the whole answer, or to a stream of it.
+"""An API call for the next message of a conversation: from its body to the whole answer, or to a stream of it.
 
 Owns: the order of the steps, which all of these APIs have in common. Must never know: what any of them looks like.
 """
@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from octavo_openai.answers import EventStream
-from octavo_openai.calls import Call, engine_id
+from octavo_openai.api_call import APICall, engine_id
 from octavo_openai.conversation import Answer, Conversation, prepare_answer
 from octavo_openai.errors import APIError, field_names
 from octavo_openai.options import ServerOptions
@@ -51,18 +51,18 @@ class AnswerWriter(Protocol):
         ...
 
 
-async def answer_call(
-    call: Call[R], answer_id: str, make_writer: Callable[[Call[R], Answer, str, str], AnswerWriter]
+async def answer_api_call(
+    api_call: APICall[R], answer_id: str, make_writer: Callable[[APICall[R], Answer, str, str], AnswerWriter]
 ) -> msgspec.Struct | EventStream:
-    """`make_writer` gets the call, its answer, `answer_id` and the model's name."""
-    body = call.body
+    """`make_writer` gets the API call, its answer, `answer_id` and the model's name."""
+    body = api_call.body
     names = body.field_names()
-    model = call.service.find_model(body.model)
+    model = api_call.service.find_model(body.model)
     with field_names(names):
-        conversation = body.conversation(call.service.options)
-        answer = await prepare_answer(call.service, engine_id(answer_id), conversation, call.trace_headers)
-        call.count = answer.count
-        writer = make_writer(call, answer, answer_id, model)
+        conversation = body.conversation(api_call.service.options)
+        answer = await prepare_answer(api_call.service, engine_id(answer_id), conversation, api_call.trace_headers)
+        api_call.count = answer.count
+        writer = make_writer(api_call, answer, answer_id, model)
         if not body.stream:
             return await writer.whole()
     return EventStream(_named(writer.events(), names), writer.failure)

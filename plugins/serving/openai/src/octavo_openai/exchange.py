@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo_openai.answers import EventStream
-from octavo_openai.calls import checked_id
+from octavo_openai.api_call import checked_id
 from octavo_openai.errors import OPENAI_ERRORS, APIError, ErrorShape
 
 HEADERS_AFTER = 10.0

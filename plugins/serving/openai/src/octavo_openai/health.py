@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo_openai.calls import Call
+from octavo_openai.api_call import APICall
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -18,11 +18,11 @@ class Version(msgspec.Struct, kw_only=True):
     version: str
 
 
-async def get_health(call: Call[None]) -> Health:
+async def get_health(api_call: APICall[None]) -> Health:
     """An error (503) while the model is being loaded, while the server drains, and once the engine has ended."""
-    call.service.check_ready()
+    api_call.service.check_ready()
     return Health()
 
 
-async def get_version(call: Call[None]) -> Version:
+async def get_version(api_call: APICall[None]) -> Version:
     return Version(version=version("octavo"))

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo_openai.calls import Call
+from octavo_openai.api_call import APICall
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -23,15 +23,15 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[Model]
 
 
-async def list_models(call: Call[None]) -> ModelList:
-    max_model_len = call.service.llm.max_model_len
-    return ModelList(data=[_model(call, name, max_model_len) for name in call.service.model_names])
+async def list_models(api_call: APICall[None]) -> ModelList:
+    max_model_len = api_call.service.llm.max_model_len
+    return ModelList(data=[_model(api_call, name, max_model_len) for name in api_call.service.model_names])
 
 
-async def get_model(call: Call[None]) -> Model:
-    max_model_len = call.service.llm.max_model_len
-    return _model(call, call.service.find_model(call.path["model"]), max_model_len)
+async def get_model(api_call: APICall[None]) -> Model:
+    max_model_len = api_call.service.llm.max_model_len
+    return _model(api_call, api_call.service.find_model(api_call.path["model"]), max_model_len)
 
 
-def _model(call: Call[None], name: str, max_model_len: int) -> Model:
-    return Model(id=name, created=call.service.created, max_model_len=max_model_len)
+def _model(api_call: APICall[None], name: str, max_model_len: int) -> Model:
+    return Model(id=name, created=api_call.service.created, max_model_len=max_model_len)

@@ -9,7 +9,7 @@ import asyncio
 from importlib.metadata import version
 
 from octavo_openai.answers import Content
-from octavo_openai.calls import Call
+from octavo_openai.api_call import APICall
 from octavo_openai.errors import APIError
 from octavo_openai.metrics import EngineMetrics
 from octavo_openai.service import still_loading
@@ -19,14 +19,14 @@ _PATIENCE = 10.0
 """Seconds that a status waits for the engine, which answers between two steps."""
 
 
-async def get_metrics(call: Call[None]) -> Content:
+async def get_metrics(api_call: APICall[None]) -> Content:
     """Answered while the server drains and after the engine's end, too."""
-    return Content(*_metrics_of(call).exposition(call.headers.get("accept", "")))
+    return Content(*_metrics_of(api_call).exposition(api_call.headers.get("accept", "")))
 
 
-async def get_status(call: Call[None]) -> Status:
-    service = call.service
-    metrics, llm = _metrics_of(call), service.llm
+async def get_status(api_call: APICall[None]) -> Status:
+    service = api_call.service
+    metrics, llm = _metrics_of(api_call), service.llm
     try:
         async with asyncio.timeout(_PATIENCE):
             snapshot = await llm.inspect()
@@ -37,7 +37,7 @@ async def get_status(call: Call[None]) -> Status:
         metrics.totals(),
         model=service.model_names[0],
         version=version("octavo"),
-        uptime=call.created - service.created,
+        uptime=api_call.created - service.created,
         description=llm.description,
         max_num_seqs=llm.config.scheduler.max_num_seqs,
         plugins=llm.extensions.plugins,
@@ -45,7 +45,7 @@ async def get_status(call: Call[None]) -> Status:
     )
 
 
-def _metrics_of(call: Call[None]) -> EngineMetrics:
-    if call.service.metrics is None:
+def _metrics_of(api_call: APICall[None]) -> EngineMetrics:
+    if api_call.service.metrics is None:
         raise still_loading()
-    return call.service.metrics
+    return api_call.service.metrics

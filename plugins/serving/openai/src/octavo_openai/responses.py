@@ -13,10 +13,10 @@ from contextlib import aclosing
 import msgspec
 
 from octavo_openai.answers import EventStream, frame
+from octavo_openai.api_call import APICall, new_id
 from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
-from octavo_openai.calls import Call, new_id
 from octavo_openai.conversation import Answer
-from octavo_openai.dialects import answer_call
+from octavo_openai.dialects import answer_api_call
 from octavo_openai.errors import APIError
 from octavo_openai.logprobs import ContentLogprob, Spelling, chat_logprobs
 from octavo_openai.response_records import (
@@ -55,15 +55,15 @@ from octavo_openai.responses_request import ResponsesRequest, TextFormat, TextOp
 _ID_PREFIX = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
 
-async def create_response(call: Call[ResponsesRequest]) -> msgspec.Struct | EventStream:
-    return await answer_call(call, new_id("resp_", call.body.request_id), _Writer)
+async def create_response(api_call: APICall[ResponsesRequest]) -> msgspec.Struct | EventStream:
+    return await answer_api_call(api_call, new_id("resp_", api_call.body.request_id), _Writer)
 
 
 class _Writer:
     """Writes one answer, as a whole or as a stream of events."""
 
-    def __init__(self, call: Call[ResponsesRequest], answer: Answer, answer_id: str, model: str) -> None:
-        self._call, self._body, self._answer = call, call.body, answer
+    def __init__(self, api_call: APICall[ResponsesRequest], answer: Answer, answer_id: str, model: str) -> None:
+        self._api_call, self._body, self._answer = api_call, api_call.body, answer
         self._id, self._model = answer_id, model
         self._blocks = BlockAnswer(answer)
         self._tokens: list[str] = []
@@ -99,7 +99,7 @@ class _Writer:
     def _ended(self) -> Response:
         """The whole response, once all is computed."""
         is_cut = self._blocks.finish_reason == "length"
-        self._call.finish_reasons = [str(self._blocks.finish_reason)]
+        self._api_call.finish_reasons = [str(self._blocks.finish_reason)]
         response = self._response("incomplete" if is_cut else "completed", self._output())
         if is_cut:
             response.incomplete_details = IncompleteDetails()
@@ -120,7 +120,7 @@ class _Writer:
         text = body.text or TextOptions()
         return Response(
             id=self._id,
-            created_at=self._call.created,
+            created_at=self._api_call.created,
             status=status,
             model=self._model,
             output=output,

@@ -16,7 +16,7 @@ from octavo_openai.anthropic_messages import count_tokens, create_message
 from octavo_openai.anthropic_records import EVENTS as MESSAGE_EVENTS
 from octavo_openai.anthropic_records import AnthropicMessage, InputTokens
 from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
-from octavo_openai.calls import Call
+from octavo_openai.api_call import APICall
 from octavo_openai.chat_completions import ChatCompletion, ChatCompletionChunk, create_chat_completion
 from octavo_openai.chat_request import ChatCompletionRequest
 from octavo_openai.completions import Completion, CompletionRequest, create_completion
@@ -50,7 +50,7 @@ class Route:
     method: str
     path: str
     """With parameters as Starlette writes them: `{id}`, or `{id:path}` for one with slashes."""
-    handler: Callable[[Call], Awaitable[Answer]]
+    handler: Callable[[APICall], Awaitable[Answer]]
     summary: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
@@ -66,7 +66,7 @@ def always(options: ServerOptions) -> bool:
     return True
 
 
-async def get_openapi(call: Call[None]) -> Content:
+async def get_openapi(api_call: APICall[None]) -> Content:
     return Content(openapi_document(ROUTES), "application/json")
 
 

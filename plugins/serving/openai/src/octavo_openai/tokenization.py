@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import InvalidRequestError
-from octavo_openai.calls import Call
+from octavo_openai.api_call import APICall
 from octavo_openai.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
 from octavo_openai.conversation import Conversation, prompt_token_ids
 from octavo_openai.messages import Rendering
@@ -50,7 +50,7 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-async def tokenize(call: Call[TokenizeRequest]) -> TokenizeResponse:
+async def tokenize(call: APICall[TokenizeRequest]) -> TokenizeResponse:
     body, llm = call.body, call.service.llm
     call.service.find_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -69,7 +69,7 @@ async def tokenize(call: Call[TokenizeRequest]) -> TokenizeResponse:
     return TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=spellings)
 
 
-async def detokenize(call: Call[DetokenizeRequest]) -> DetokenizeResponse:
+async def detokenize(call: APICall[DetokenizeRequest]) -> DetokenizeResponse:
     ids, llm = call.body.tokens, call.service.llm
     call.service.find_model(call.body.model)
     tokenizer = need_tokenizer(llm)

@@ -1,6 +1,6 @@
 """What a handler is given, and what it leaves behind for the log.
 
-Owns: `Call`, ids. Must never know: how a body was read or an answer is sent.
+Owns: `APICall`, ids. Must never know: how a body was read or an answer is sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _serials = itertools.count(1)
 
 
 @dataclass(slots=True, kw_only=True)
-class Call(Generic[B]):
+class APICall(Generic[B]):
     """One HTTP request, read and found well-formed."""
 
     service: Service
     request_id: str
-    """The client's own, or made for it; for headers and logs. Two calls may have the same one."""
+    """The client's own, or made for it; for headers and logs. Two API calls may have the same one."""
     headers: Mapping[str, str]
     """Of the HTTP request; names in any case."""
     body: B
