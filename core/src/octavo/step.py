@@ -8,7 +8,6 @@ queues, blocks' reference counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from octavo.request import FinishReason, Request, TokenLogprobs
 
@@ -180,38 +179,3 @@ class TokenTimes:
     inter_token_latency: tuple[float, ...] = ()
     """Since the sequence's token before, for each token but a sequence's first. Tokens that come together share
     the time alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceSnapshot:
-    """One live sequence, for people who look on."""
-
-    sequence_id: int
-    request_id: str
-    state: Literal["running", "waiting", "preparing"]
-    """`preparing`: it waits for its logits processors (a grammar that compiles)."""
-    num_prompt_tokens: int
-    num_tokens: int
-    """Prompt and output, as far as committed."""
-    num_computed_tokens: int
-    num_blocks: int
-    num_preemptions: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMap:
-    """The blocks of one KV cache group, but for the null block."""
-
-    block_size: int
-    """Tokens in a block."""
-    states: bytes
-    """One for each block: 0 free, 1 free with cached content, 2 used by one sequence, 3 used by several."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """The engine between two steps."""
-
-    sequences: tuple[SequenceSnapshot, ...]
-    """Running ones first, in the order of admission."""
-    groups: tuple[BlockMap, ...]

@@ -25,7 +25,7 @@ class Watcher(Observer):
         self.running: list[int] = []
         self.ends: list[FinishReason | None] = []
         self.num_first = self.num_gaps = 0
-        self.is_shut_down = False
+        self.calls: list[str] = []
 
     def on_step(self, stats) -> None:
         self.running.append(stats.num_running + stats.num_waiting)
@@ -37,9 +37,10 @@ class Watcher(Observer):
 
     def on_finished(self, output) -> None:
         self.ends.append(output.outputs[0].finish_reason)
+        self.calls.append("finished")
 
     def shutdown(self) -> None:
-        self.is_shut_down = True
+        self.calls.append("shutdown")
 
 
 def with_llm(test) -> Any:
@@ -59,7 +60,7 @@ def with_llm(test) -> Any:
                 assert all(state < 2 for group in snapshot.groups for state in group.states)
             await llm.shutdown()
             await llm.shutdown()
-            assert watcher.is_shut_down
+            assert watcher.calls.count("shutdown") == 1
             assert not llm._news
 
         asyncio.run(main())
@@ -151,6 +152,14 @@ async def test_bad_requests_are_refused_before_anything_runs(llm: AsyncLLM, watc
 
 
 @with_llm
+async def test_text_to_tokens_and_back(llm: AsyncLLM, watcher: Watcher) -> None:
+    for text in ("short, ünd", "long " * 1000):
+        assert await llm.decode(await llm.encode(text)) == text
+    with pytest.raises(InvalidRequestError):
+        await llm.encode("\ud800")
+
+
+@with_llm
 async def test_whatever_runs_when_it_is_shut_down_is_told(llm: AsyncLLM, watcher: Watcher) -> None:
     task = asyncio.create_task(llm.complete(await llm.make_request("a", LONG, PARAMS)))
     await asyncio.sleep(0)
@@ -160,6 +169,8 @@ async def test_whatever_runs_when_it_is_shut_down_is_told(llm: AsyncLLM, watcher
     with pytest.raises(EngineDeadError):
         await say(llm, "b", "too late")
     await llm.wait_ended()
+    assert watcher.ends == [FinishReason.ERROR]
+    assert watcher.calls[-1] == "shutdown"
 
 
 def test_the_death_of_the_engine_reaches_everybody() -> None:

@@ -23,7 +23,8 @@ from octavo.engine.remote import RemoteCore, start_process, start_thread
 from octavo.errors import CapacityError, ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
 from octavo.plugins import load_extensions
 from octavo.request import FinishReason, MediaSpan, Request, RequestOutput, TokenLogprobs
-from octavo.step import EngineSnapshot, SequenceUpdate, StepReport, StepStats
+from octavo.snapshot import EngineSnapshot
+from octavo.step import SequenceUpdate, StepReport, StepStats
 from octavo.testing import echo_model
 from octavo.testing.echo_model import echo_config
 

@@ -24,8 +24,8 @@ from octavo.extensions import Extensions
 from octavo.plugins import load_extensions
 from octavo.request import Request, RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.snapshot import EngineSnapshot
 from octavo.spec import Observer, Tokenizer
-from octavo.step import EngineSnapshot
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ class AsyncLLM:
         self._loop = asyncio.get_running_loop()
         self._news: dict[str, asyncio.Event] = {}
         """For each live request, set when there is something to show."""
+        self._cut_off: set[str] = set()
+        """Live requests that the engine's end has ended."""
         self._snapshots: deque[asyncio.Future[EngineSnapshot]] = deque()
         self._ended = asyncio.Event()
         self._input_threads = ThreadPoolExecutor(_NUM_INPUT_THREADS, thread_name_prefix="octavo-input")
@@ -116,6 +118,20 @@ class AsyncLLM:
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """What the model's generation config recommends, with changes."""
         return self._engine.inputs.default_sampling_params(**changes)
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises `InvalidRequestError`, also if the model has no tokenizer."""
+        tokenizer = self._engine.inputs.need_tokenizer("prompt")
+        if len(text) > _SHORT_PROMPT:
+            return await self._in_thread(lambda: tokenizer.encode(text, add_special_tokens))
+        return tokenizer.encode(text, add_special_tokens)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises `InvalidRequestError` if the model has no tokenizer."""
+        tokenizer = self._engine.inputs.need_tokenizer("tokens")
+        if len(token_ids) > _SHORT_PROMPT:
+            return await self._in_thread(lambda: tokenizer.decode(token_ids, skip_special_tokens))
+        return tokenizer.decode(token_ids, skip_special_tokens)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
         """The prompt for chat messages: text and token ids. Raises `InvalidRequestError`."""
@@ -188,7 +204,7 @@ class AsyncLLM:
             while True:
                 await news.wait()
                 news.clear()
-                if not state.finished:
+                if request.request_id in self._cut_off:
                     self._raise_if_ended()
                 if state.is_due:
                     output = state.output()
@@ -197,8 +213,8 @@ class AsyncLLM:
                         return
         finally:
             del self._news[request.request_id]
-            error = None if self.error is None else str(self.error)
-            self._engine.abort_request(request.request_id, want_output=False, error=error)
+            self._cut_off.discard(request.request_id)
+            self._engine.abort_request(request.request_id, want_output=False)
             self._receive()
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -234,6 +250,7 @@ class AsyncLLM:
     def _end(self, how: str) -> None:
         self.error = EngineDeadError(f"the engine cannot go on: {how}; start it again")
         self._ended.set()
+        self._cut_off = {state.request.request_id for state in self._engine.abort_all(str(self.error))}
         for news in self._news.values():
             news.set()
         for answer in self._snapshots:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.request import FinishReason, Request
-from octavo.step import EngineSnapshot, StepReport
+from octavo.snapshot import EngineSnapshot
+from octavo.step import StepReport
 
 
 @dataclass(frozen=True, slots=True)

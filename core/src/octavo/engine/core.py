@@ -14,16 +14,9 @@ from octavo.engine.client import EngineFacts
 from octavo.kv import KVCacheManager
 from octavo.request import FinishReason, Request
 from octavo.scheduler import Scheduler
+from octavo.snapshot import EngineSnapshot
 from octavo.spec import Executor
-from octavo.step import (
-    AttachRequest,
-    EngineSnapshot,
-    SchedulerOutput,
-    SequenceUpdate,
-    StepReport,
-    StepResult,
-    StepStats,
-)
+from octavo.step import AttachRequest, SchedulerOutput, SequenceUpdate, StepReport, StepResult, StepStats
 
 logger = logging.getLogger(__name__)
 

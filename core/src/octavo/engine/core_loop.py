@@ -43,7 +43,8 @@ def _build(channel: wire.Channel[wire.ToCore]) -> EngineCore | None:
         extensions = load_extensions(order.config, modules, only=order.plugins)
         core = build_core(order.config, extensions, open_model(order.config, extensions))
     except OctavoError as error:
-        channel.send(wire.BuildFailed(type(error).__name__, str(error)))
+        name = next((name for name, kind in wire.BUILD_ERRORS.items() if isinstance(error, kind)), "")
+        channel.send(wire.BuildFailed(name, str(error)))
         return None
     except Exception as error:
         logger.exception("the engine cannot be built")

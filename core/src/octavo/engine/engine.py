@@ -129,6 +129,13 @@ class LLMEngine:
             self._early.append(state)
         return True
 
+    def abort_all(self, error: str) -> list[RequestState]:
+        """End every live request with an error; what they have come to."""
+        live = list(self._outputs)
+        for state in live:
+            self.abort_request(state.request.request_id, want_output=False, error=error)
+        return live
+
     def step(self) -> list[RequestOutput]:
         """Run one step; the outputs of the requests that it changed."""
         changed = self.advance(self.core.step()) if self.core.has_news else []
@@ -156,6 +163,8 @@ class LLMEngine:
         self.core.check_integrity()
 
     def shutdown(self) -> None:
+        """End the core; whatever still runs fails."""
+        self.abort_all("the engine was shut down")
         self.core.shutdown()
         self._tell(lambda observer: observer.shutdown())
 

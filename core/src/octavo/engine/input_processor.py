@@ -108,7 +108,7 @@ class InputProcessor:
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
-        tokenizer = self._need_tokenizer("messages")
+        tokenizer = self.need_tokenizer("messages")
         text = tokenizer.apply_chat_template(messages, **template_options)
         return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
@@ -125,7 +125,7 @@ class InputProcessor:
             if value is not None and not isinstance(value, str):
                 raise InvalidRequestError("prompt", f"{name} must be text, got {type(value).__name__}")
         if given is None and text is not None:
-            return text, self._need_tokenizer("prompt").encode(text), salt
+            return text, self.need_tokenizer("prompt").encode(text), salt
         wrong = InvalidRequestError("prompt", f"must be text or token ids, got {type(given).__name__}")
         if given is None or isinstance(given, bytes | bytearray):
             raise wrong
@@ -146,10 +146,10 @@ class InputProcessor:
             if value is not None and value > self._vocab_size:
                 raise InvalidRequestError(name, f"must be at most the vocabulary's size, {self._vocab_size}")
         if params.bad_words:
-            self._need_tokenizer("bad_words")
+            self.need_tokenizer("bad_words")
         if params.stop:
             # A special token is not part of the text, so a stop string that is one is watched for by its id.
-            tokenizer = self._need_tokenizer("stop")
+            tokenizer = self.need_tokenizer("stop")
             ids = {text: tokenizer.special_token_id(text) for text in params.stop}
             special = [i for i in ids.values() if i is not None]
             if special:
@@ -188,7 +188,8 @@ class InputProcessor:
         if worst is not None:
             raise InvalidRequestError(name, f"token id {worst} is outside the vocabulary, 0 to {self._vocab_size - 1}")
 
-    def _need_tokenizer(self, field: str) -> Tokenizer:
+    def need_tokenizer(self, field: str) -> Tokenizer:
+        """Raises `InvalidRequestError` naming `field` if the model has no tokenizer."""
         if self.tokenizer is None:
             raise InvalidRequestError(field, "this model has no tokenizer; pass token ids and detokenize=False")
         return self.tokenizer

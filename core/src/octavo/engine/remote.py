@@ -20,7 +20,6 @@ from typing import Protocol
 
 import zmq
 
-from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine import wire
 from octavo.engine.client import EngineFacts
@@ -28,7 +27,8 @@ from octavo.engine.core_loop import run_core
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.extensions import Extensions
 from octavo.request import FinishReason, Request
-from octavo.step import EngineSnapshot, StepReport
+from octavo.snapshot import EngineSnapshot
+from octavo.step import StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -179,8 +179,8 @@ class RemoteCore:
                     self._snapshots.append(message)
                 case wire.Built(facts):
                     self._facts = facts
-                case wire.BuildFailed(kind, reason):
-                    raise getattr(errors, kind, EngineDeadError)(reason)
+                case wire.BuildFailed(name, reason):
+                    raise wire.BUILD_ERRORS.get(name, EngineDeadError)(reason)
         return bool(messages)
 
 

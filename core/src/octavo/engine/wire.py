@@ -17,10 +17,16 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineFacts
+from octavo.errors import CapacityError, ConfigError, ModelLoadError, PluginError
 from octavo.request import FinishReason, Request
-from octavo.step import EngineSnapshot, StepReport
+from octavo.snapshot import EngineSnapshot
+from octavo.step import StepReport
 
 M = TypeVar("M")
+
+
+BUILD_ERRORS = {error.__name__: error for error in (ConfigError, PluginError, ModelLoadError, CapacityError)}
+"""What may keep a core from being built; a subclass crosses over as the one of these that it is."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,7 +51,7 @@ class Built(Message, frozen=True):
 
 class BuildFailed(Message, frozen=True):
     error: str
-    """Class of the error, one of `octavo.errors`; empty for any other."""
+    """Key of `BUILD_ERRORS`; empty for any other error."""
     message: str
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.snapshot import BlockState
 from octavo.spec.kv import BlockHash
 
 NULL_BLOCK = 0
@@ -91,9 +92,13 @@ class BlockPool:
         self._hashes = [None] * self.num_blocks
 
     def states(self) -> bytes:
-        """One for each usable block, as `BlockMap.states` has them."""
+        """A `BlockState` for each usable block."""
+        free, cached, used, shared = BlockState
         pairs = zip(self.ref_counts[1:], self._hashes[1:], strict=True)
-        return bytes(min(count + 1, 3) if count else block_hash is not None for count, block_hash in pairs)
+        return bytes(
+            (free if block_hash is None else cached) if count == 0 else used if count == 1 else shared
+            for count, block_hash in pairs
+        )
 
     def check_integrity(self, ref_counts: Sequence[int]) -> None:
         """Recompute everything; `ref_counts` are those that the block tables say. Raises `AssertionError`."""

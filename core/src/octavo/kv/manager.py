@@ -16,8 +16,9 @@ from octavo.kv.block_pool import NULL_BLOCK, BlockPool
 from octavo.kv.hashing import extend_hashes, root_hash
 from octavo.kv.sizing import KVCacheGroup, capacity_tokens
 from octavo.request import Request
+from octavo.snapshot import BlockMap
 from octavo.spec.kv import BlockHash
-from octavo.step import BlockIds, BlockMap
+from octavo.step import BlockIds
 
 
 class SequenceBlocks:

@@ -14,13 +14,13 @@ from octavo.kv import KVCacheManager, PrefixHit
 from octavo.request import FinishReason, Request, TokenLogprobs
 from octavo.scheduler.draft_sizing import AllDrafts
 from octavo.scheduler.sequence import Sequence, SequenceStatus
+from octavo.snapshot import SequenceSnapshot
 from octavo.spec.schedule import WaitingQueue
 from octavo.step import (
     BlockIds,
     ScheduledSequence,
     SchedulerOutput,
     SequenceResult,
-    SequenceSnapshot,
     SequenceStart,
     SequenceUpdate,
     StepResult,

@@ -13,7 +13,8 @@ from typing import Literal
 
 from octavo.kv import NULL_BLOCK, SequenceBlocks
 from octavo.request import FinishReason, Request, TokenLogprobs
-from octavo.step import ScheduledSequence, SequenceSnapshot, SequenceUpdate
+from octavo.snapshot import SequenceSnapshot
+from octavo.step import ScheduledSequence, SequenceUpdate
 
 
 class SequenceStatus(Enum):

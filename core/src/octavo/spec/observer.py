@@ -26,4 +26,4 @@ class Observer:
         """A request ended, in whatever way; `output` has all of it."""
 
     def shutdown(self) -> None:
-        """The engine ends: send what is left. May come from another thread, and before a last `on_finished`."""
+        """The engine has ended, and every request before: send what is left. May come from another thread."""

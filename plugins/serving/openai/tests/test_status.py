@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from octavo.extensions import Broken, Origin
-from octavo.step import BlockMap, EngineSnapshot, SequenceSnapshot
+from octavo.snapshot import BlockMap, EngineSnapshot, SequenceSnapshot
 from octavo_openai.metrics import EngineMetrics
 from octavo_openai.status import MAX_CELLS, Totals, make_status
 

@@ -5,7 +5,6 @@ Owns: text and token ids apart, truncation. Must never know: messages, sampling.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 from octavo import AsyncLLM
@@ -37,7 +36,7 @@ async def prepare_prompt(
         raise InvalidRequestError("truncate_prompt_tokens", f"must be at least 1, or -1, got {truncate}")
     if isinstance(given, str) and add_special_tokens and truncate is None:
         return {"prompt": given, "cache_salt": cache_salt}
-    ids = given if isinstance(given, list) else await encode(llm, given, add_special_tokens)
+    ids = given if isinstance(given, list) else await llm.encode(given, add_special_tokens)
     text = given if isinstance(given, str) else None
     longest = llm.max_model_len - 1
     if truncate is not None:
@@ -45,11 +44,6 @@ async def prepare_prompt(
     if len(ids) > longest:  # said here, for to look at all of them takes long
         raise InvalidRequestError("prompt", f"has {len(ids)} tokens; at most {longest} fit")
     return {"prompt": text, "prompt_token_ids": ids, "cache_salt": cache_salt}
-
-
-async def encode(llm: AsyncLLM, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text, found in a thread."""
-    return await asyncio.to_thread(need_tokenizer(llm).encode, text, add_special_tokens)
 
 
 def need_tokenizer(llm: AsyncLLM) -> Tokenizer:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from octavo.step import BlockMap, EngineSnapshot, SequenceSnapshot
+from octavo.snapshot import BlockMap, BlockState, EngineSnapshot, SequenceSnapshot
 
 if TYPE_CHECKING:
     from octavo.extensions import Broken, Origin
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 MAX_CELLS = 4096
 """Most cells of one KV cache group: no screen shows a million blocks, and the answer goes out once a second."""
 
-# The letters of the states of a block in the order of `BlockMap`, from idle to busiest.
-_LETTERS = b".cus"
-_TO_LETTERS = bytes.maketrans(bytes(range(len(_LETTERS))), _LETTERS)
+_LETTERS = {BlockState.FREE: b".", BlockState.CACHED: b"c", BlockState.USED: b"u", BlockState.SHARED: b"s"}
+_TO_LETTERS = bytes.maketrans(bytes(_LETTERS), b"".join(_LETTERS.values()))
 
 
 class SequenceStatus(msgspec.Struct, kw_only=True):
@@ -160,7 +159,7 @@ def _blocks(group: BlockMap) -> BlocksStatus:
     cells = states
     if per_cell > 1:
         cells = bytes(_busiest(states[start : start + per_cell]) for start in range(0, total, per_cell))
-    free, cached, used, shared = (states.count(state) for state in range(len(_LETTERS)))
+    free, cached, used, shared = (states.count(state) for state in BlockState)
     return BlocksStatus(
         block_size=group.block_size,
         total=total,
@@ -172,7 +171,7 @@ def _blocks(group: BlockMap) -> BlocksStatus:
 
 def _busiest(states: bytes) -> int:
     # `max` would make a Python number of each of a million blocks; `in` searches memory.
-    return next(state for state in reversed(range(len(_LETTERS))) if state in states)
+    return next(state for state in reversed(BlockState) if state in states)
 
 
 def _plugin(origin: Origin, state: Literal["loaded", "broken"], reason: str | None) -> PluginStatus:
