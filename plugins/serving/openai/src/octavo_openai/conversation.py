@@ -18,7 +18,7 @@ from octavo.spec import MessageParser, Tokenizer
 from octavo_openai.choices import ChoiceDelta, ChoiceReader
 from octavo_openai.generation import generate
 from octavo_openai.messages import Message, Rendering, render_prompt, tells_of_calls
-from octavo_openai.prompts import encode, need_tokenizer
+from octavo_openai.prompts import need_tokenizer
 from octavo_openai.service import Service
 from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
 from octavo_openai.truncation import render_latest
@@ -88,7 +88,7 @@ class Answer:
 
     async def _count_reasoning(self, readers: Sequence[ChoiceReader]) -> int:
         """As the tokenizer splits what was set apart, which does not depend on how it came."""
-        counts = [len(await encode(self._llm, r.reasoning, add_special_tokens=False)) for r in readers if r.reasoning]
+        counts = [len(await self._llm.encode(r.reasoning, add_special_tokens=False)) for r in readers if r.reasoning]
         return min(sum(counts), self.count.completion)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
-from octavo_openai.prompts import encode, need_tokenizer
+from octavo_openai.prompts import need_tokenizer
 
 Message = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ async def render_prompt(
     text, mark, _ = prompt["prompt"].rpartition(_END)
     if not mark:
         raise InvalidRequestError("continue_final_message", "the model's chat template leaves the last message out")
-    return {"prompt": text, "prompt_token_ids": await encode(llm, text, add_special_tokens=False)}
+    return {"prompt": text, "prompt_token_ids": await llm.encode(text, add_special_tokens=False)}
 
 
 def tells_of_calls(messages: Sequence[Message]) -> bool:

@@ -5,7 +5,6 @@ Owns: their records. Must never know: how a tokenizer works.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from octavo_openai.api_call import APICall
 from octavo_openai.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
 from octavo_openai.conversation import Conversation, prompt_token_ids
 from octavo_openai.messages import Rendering
-from octavo_openai.prompts import encode, need_tokenizer
+from octavo_openai.prompts import need_tokenizer
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -56,7 +55,7 @@ async def tokenize(call: APICall[TokenizeRequest]) -> TokenizeResponse:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "give either prompt or messages")
     if body.prompt is not None:
-        ids = await encode(llm, body.prompt, body.add_special_tokens is not False)
+        ids = await llm.encode(body.prompt, body.add_special_tokens is not False)
     else:
         rendering = Rendering(
             add_generation_prompt=body.add_generation_prompt,
@@ -75,4 +74,4 @@ async def detokenize(call: APICall[DetokenizeRequest]) -> DetokenizeResponse:
     tokenizer = need_tokenizer(llm)
     if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
         raise InvalidRequestError("tokens", f"ids must be from 0 to {tokenizer.vocab_size - 1}")
-    return DetokenizeResponse(prompt=await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False))
+    return DetokenizeResponse(prompt=await llm.decode(ids, skip_special_tokens=False))
