@@ -215,10 +215,19 @@ def test_requests_that_the_engine_leaves_behind_are_errors(collector: Any) -> No
     llm.shutdown()
     [span] = collector.spans
     assert span.status.code == StatusRecord.STATUS_CODE_ERROR
+    assert span.status.message == "the engine was shut down"
+    assert attributes(span)["error.type"] == "server_error"
+
+
+def test_requests_that_run_when_the_program_ends_are_errors(collector: Any, make_request: Any) -> None:
+    observer = tracer(collector)
+    observer.on_request(make_request())
+    observer.shutdown()
+    observer.shutdown()
+    [span] = collector.spans
+    assert span.status.code == StatusRecord.STATUS_CODE_ERROR
     assert "stopped before the request" in span.status.message
     assert attributes(span)["error.type"] == "engine_stopped"
-    llm.engine._observers[0].shutdown()
-    assert len(collector.spans) == 1
 
 
 @pytest.mark.parametrize("headers", [{"traceparent": PARENT}, {"traceparent": PARENT, "tracestate": "a=1,b=2"}])
