@@ -30,7 +30,7 @@ from octavo.testing.echo_model import echo_config
 
 PARAMS = SamplingParams(max_tokens=64)
 LONG = "<say>" + "on and on " * 100 + "</say>"
-SHORTEST = SamplingParams(max_tokens=512)
+LASTING = SamplingParams(max_tokens=3000, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=[start_process, start_thread], ids=["process", "thread"])
@@ -82,7 +82,7 @@ def test_every_option_crosses_over(remote: LLMEngine, changes) -> None:
 
 
 def test_a_request_that_is_aborted_leaves_nothing(remote: LLMEngine) -> None:
-    remote.add_request("a", LONG, SHORTEST)
+    remote.add_request("a", LONG, LASTING)
     remote.step()
     assert [s.request_id for s in remote.core.inspect().sequences] == ["a"]
     assert remote.abort_request("a")
@@ -95,7 +95,7 @@ def test_a_request_that_is_aborted_leaves_nothing(remote: LLMEngine) -> None:
 
 
 def test_a_request_that_cannot_be_sent_is_refused_and_the_others_go_on(remote: LLMEngine) -> None:
-    remote.add_request("a", LONG, SHORTEST)
+    remote.add_request("a", LONG, LASTING)
     with pytest.raises(InvalidRequestError, match=r"^extra_args: must be plain"):
         remote.add_request("b", "x", SamplingParams(extra_args={"min_tokens": object()}))
     assert not remote._outputs._requests.keys() - {"a"}
@@ -105,7 +105,7 @@ def test_a_request_that_cannot_be_sent_is_refused_and_the_others_go_on(remote: L
 
 def test_the_snapshot_shows_sequences_and_blocks(remote: LLMEngine) -> None:
     remote.reset_prefix_cache()
-    remote.add_request("twice", LONG, SHORTEST.replace(n=2))
+    remote.add_request("twice", LONG, LASTING.replace(n=2))
     remote.step()
     snapshot = remote.core.inspect()
     assert [(s.request_id, s.num_prompt_tokens) for s in snapshot.sequences] == [("twice", 702)] * 2
@@ -181,7 +181,7 @@ def engine_processes() -> list[psutil.Process]:
 
 def test_a_killed_core_is_noticed_and_says_so() -> None:
     llm = LLM.from_config(echo_config(), [echo_model], in_process=False)
-    stream = llm.stream(LONG, SHORTEST)
+    stream = llm.stream(LONG, LASTING)
     next(stream)
     (process,) = engine_processes()
     process.kill()
@@ -234,7 +234,7 @@ def core_ends_within(core: psutil.Process, seconds: float) -> None:
 
 def test_an_engine_that_is_shut_down_while_it_works_ends() -> None:
     llm = LLM.from_config(echo_config(), [echo_model], in_process=False)
-    next(llm.stream(LONG, SHORTEST))
+    next(llm.stream(LONG, LASTING))
     (process,) = engine_processes()
     llm.shutdown()
     assert not process.is_running()
