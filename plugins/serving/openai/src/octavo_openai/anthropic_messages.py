@@ -12,6 +12,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
+from octavo_openai.answer_writer import answer_conversation
 from octavo_openai.answers import EventStream, frame
 from octavo_openai.anthropic_records import (
     AnthropicMessage,
@@ -39,13 +40,12 @@ from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
 from octavo_openai.api_call import APICall, new_id
 from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.conversation import Answer, prompt_token_ids
-from octavo_openai.dialects import answer_api_call
 from octavo_openai.errors import field_names
 from octavo_openai.json_object import ObjectText
 
 
 async def create_message(api_call: APICall[MessagesRequest]) -> msgspec.Struct | EventStream:
-    return await answer_api_call(api_call, new_id("msg_"), _Writer)
+    return await answer_conversation(api_call, new_id("msg_"), _Writer)
 
 
 async def count_tokens(api_call: APICall[CountTokensRequest]) -> InputTokens:

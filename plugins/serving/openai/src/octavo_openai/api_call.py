@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from octavo_openai.service import Service
-from octavo_openai.usage import TokenCount
+from octavo_openai.token_count import TokenCount
 
 B = TypeVar("B")
 

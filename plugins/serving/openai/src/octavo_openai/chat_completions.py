@@ -6,7 +6,7 @@ Owns: its records, whole and in chunks. Must never know: prompts, parsers, how a
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -14,14 +14,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
-from octavo_openai.answers import DONE, EventStream, frame
+from octavo_openai.answer_writer import answer_conversation
+from octavo_openai.answers import EventStream
 from octavo_openai.api_call import APICall, new_id
 from octavo_openai.chat_request import ChatCompletionRequest
 from octavo_openai.choices import ChoiceDelta
 from octavo_openai.conversation import Answer
-from octavo_openai.dialects import answer_api_call
 from octavo_openai.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
-from octavo_openai.usage import Usage
+from octavo_openai.usage import StreamUsage, Usage, usage_of
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -85,6 +85,13 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
 
+    @property
+    def tells(self) -> bool:
+        """Whether it is anything but the silence of a token whose text is not certain yet."""
+        delta = self.delta
+        said = delta.role or delta.content or delta.reasoning or delta.tool_calls
+        return bool(said or self.logprobs or self.finish_reason or self.token_ids)
+
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     id: str
@@ -98,7 +105,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
-    return await answer_api_call(api_call, new_id("chatcmpl-", api_call.body.request_id), _Writer)
+    return await answer_conversation(api_call, new_id("chatcmpl-", api_call.body.request_id), _Writer)
 
 
 class _Writer:
@@ -112,6 +119,9 @@ class _Writer:
         self._spelling: Spelling | None = None
         if self._body.logprobs or self._body.prompt_logprobs is not None:
             self._spelling = Spelling(answer.tokenizer, bool(self._body.return_tokens_as_token_ids))
+        self._has_begun = False
+        """Whether a chunk was made."""
+        self._begun_choices: set[int] = set()
 
     async def whole(self) -> ChatCompletion:
         async with aclosing(self._answer.deltas(incremental=False)) as all_deltas:
@@ -122,50 +132,37 @@ class _Writer:
             created=self._api_call.created,
             model=self._model,
             choices=choices,
-            usage=self._answer.count.usage(),
+            usage=usage_of(self._answer.count),
             prompt_token_ids=self._prompt_token_ids(),
             prompt_logprobs=self._prompt_logprobs(),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        body, count = self._body, self._answer.count
-        wants_usage = body.wants_usage or self._api_call.service.options.usage_in_streams
-        usage: Usage | UnsetType | None = None if wants_usage else UNSET
-        begun: set[int] = set()
+        usage = StreamUsage(self._body, self._api_call.service.options, self._answer.count)
         async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
             async for deltas in all_deltas:
-                frames = []
-                if body.wants_continuous_usage:
-                    usage = count.usage()
-                for delta in deltas:
-                    if delta.index not in begun:
-                        frames.append(self._first(delta.index, usage, is_first=not begun))
-                        begun.add(delta.index)
-                    choice = self._chunk_choice(delta)
-                    if body.wants_continuous_usage or _tells(choice):
-                        frames.append(self._frame([choice], usage))
-                    if delta.finish_reason is not None:
-                        self._api_call.finish_reasons.append(delta.finish_reason)
-                if frames:
-                    yield b"".join(frames)
-        if wants_usage:
-            yield self._frame([], count.usage())
-        yield DONE
-
-    def _first(self, index: int, usage: Usage | UnsetType | None, is_first: bool) -> bytes:
-        """A choice's first chunk; the answer's first tells about the prompt, too."""
-        chunk = self._chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=""))], usage)
-        if is_first:
-            chunk.prompt_token_ids, chunk.prompt_logprobs = self._prompt_token_ids(), self._prompt_logprobs()
-        return frame(chunk)
-
-    def _frame(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-        return frame(self._chunk(choices, usage))
+                self._api_call.finish_reasons += [d.finish_reason for d in deltas if d.finish_reason is not None]
+                if frames := usage.frames(self._chunk_choices(deltas), self._chunk):
+                    yield frames
+        yield usage.end(self._chunk)
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
-        return ChatCompletionChunk(
+        """The first of an answer tells about the prompt, too."""
+        chunk = ChatCompletionChunk(
             id=self._id, created=self._api_call.created, model=self._model, choices=choices, usage=usage
         )
+        if not self._has_begun:
+            self._has_begun = True
+            chunk.prompt_token_ids, chunk.prompt_logprobs = self._prompt_token_ids(), self._prompt_logprobs()
+        return chunk
+
+    def _chunk_choices(self, deltas: Sequence[ChoiceDelta]) -> Iterator[ChunkChoice]:
+        """What is new, and before the first of a choice whose message it is."""
+        for delta in deltas:
+            if delta.index not in self._begun_choices:
+                self._begun_choices.add(delta.index)
+                yield ChunkChoice(index=delta.index, delta=Delta(role="assistant", content=""))
+            yield self._chunk_choice(delta)
 
     def _chunk_choice(self, delta: ChoiceDelta) -> ChunkChoice:
         message = delta.message
@@ -207,12 +204,6 @@ class _Writer:
         if self._body.prompt_logprobs is None or self._spelling is None:
             return UNSET
         return prompt_logprobs(self._answer.prompt_logprobs or (), self._body.prompt_logprobs, self._spelling)
-
-
-def _tells(choice: ChunkChoice) -> bool:
-    """Whether a chunk holds anything but the silence of a token whose text is not certain yet."""
-    said = choice.delta.content or choice.delta.reasoning or choice.delta.tool_calls
-    return bool(said or choice.logprobs or choice.finish_reason or choice.token_ids)
 
 
 def _call_piece(call: ToolCallDelta) -> ToolCall:

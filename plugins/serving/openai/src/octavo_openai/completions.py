@@ -18,9 +18,9 @@ from msgspec import UNSET, UnsetType
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
-from octavo_openai.answers import DONE, EventStream, frame
+from octavo_openai.answer_writer import answer_api_call
+from octavo_openai.answers import EventStream
 from octavo_openai.api_call import APICall, engine_id, new_id
-from octavo_openai.errors import field_names
 from octavo_openai.generation import generate
 from octavo_openai.logprobs import (
     CompletionLogprobs,
@@ -32,7 +32,8 @@ from octavo_openai.logprobs import (
 )
 from octavo_openai.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
 from octavo_openai.sampling import GenerationRequest, check_at_most, generation_changes
-from octavo_openai.usage import TokenCount, Usage
+from octavo_openai.token_count import TokenCount
+from octavo_openai.usage import StreamUsage, Usage, usage_of
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -47,6 +48,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     truncate_prompt_tokens: int | None = None
     """Keep the prompt's last tokens, so many; -1: as many as the model takes."""
 
+    def field_names(self) -> dict[str, str]:
+        """What this request calls the engine's fields."""
+        return {} if self.response_format is None else {"structured_outputs": "response_format"}
+
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int
@@ -58,6 +63,12 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is anything but the silence of a token whose text is not certain yet."""
+        first = self.prompt_token_ids is not UNSET or self.prompt_logprobs is not UNSET
+        return bool(self.text or self.logprobs or self.finish_reason or self.token_ids or first)
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -71,58 +82,43 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def create_completion(api_call: APICall[CompletionRequest]) -> Completion | EventStream:
-    body, service = api_call.body, api_call.service
-    model = service.find_model(body.model)
-    llm = service.admit()
-    names = {"structured_outputs": "response_format"} if body.response_format is not None else {}
-    with field_names(names):
-        answer_id = new_id("cmpl-", body.request_id)
-        requests = await _make_requests(llm, api_call, answer_id)
-    run = _Run(llm, body, requests)
-    api_call.count = run.count
-    head = Completion(id=answer_id, created=api_call.created, model=model, choices=[])
-    if body.stream:
-        return EventStream(_events(api_call, run, head, names))
-    with field_names(names):
-        async with aclosing(run.choices(incremental=False)) as pieces:
-            head.choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
-    head.usage = run.count.usage()
-    api_call.finish_reasons = [str(choice.finish_reason) for choice in head.choices]
-    return head
+async def create_completion(api_call: APICall[CompletionRequest]) -> msgspec.Struct | EventStream:
+    async def prepare(model: str) -> _Writer:
+        llm = api_call.service.admit()
+        answer_id = new_id("cmpl-", api_call.body.request_id)
+        run = _Run(llm, api_call.body, await _make_requests(llm, api_call, answer_id))
+        api_call.count = run.count
+        return _Writer(api_call, run, answer_id, model)
+
+    return await answer_api_call(api_call, prepare)
 
 
-async def _events(
-    api_call: APICall[CompletionRequest], run: _Run, head: Completion, names: dict[str, str]
-) -> AsyncGenerator[bytes, None]:
-    body = api_call.body
-    wants_usage = body.wants_usage or api_call.service.options.usage_in_streams
-    tells_usage = body.wants_continuous_usage
-    head.usage = None if wants_usage else UNSET
-    with field_names(names):
-        async with aclosing(run.choices(incremental=True)) as pieces:
-            async for piece in pieces:
-                frames = []
-                if tells_usage:
-                    head.usage = run.count.usage()
-                for choice in piece:
-                    if tells_usage or _tells(choice):
-                        head.choices = [choice]
-                        frames.append(frame(head))
-                    if choice.finish_reason is not None:
-                        api_call.finish_reasons.append(choice.finish_reason)
-                if frames:
-                    yield b"".join(frames)
-    if wants_usage:
-        head.choices, head.usage = [], run.count.usage()
-        yield frame(head)
-    yield DONE
+class _Writer:
+    """Writes one answer, as a whole or as a stream of chunks."""
 
+    failure = None
 
-def _tells(choice: CompletionChoice) -> bool:
-    """Whether a piece holds anything but the silence of a token whose text is not certain yet."""
-    first = choice.prompt_token_ids is not UNSET or choice.prompt_logprobs is not UNSET
-    return bool(choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or first)
+    def __init__(self, api_call: APICall[CompletionRequest], run: _Run, answer_id: str, model: str) -> None:
+        self._api_call, self._run = api_call, run
+        self._id, self._model = answer_id, model
+
+    async def whole(self) -> Completion:
+        async with aclosing(self._run.choices(incremental=False)) as pieces:
+            choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
+        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
+        return self._completion(choices, usage_of(self._run.count))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        usage = StreamUsage(self._api_call.body, self._api_call.service.options, self._run.count)
+        async with aclosing(self._run.choices(incremental=True)) as pieces:
+            async for choices in pieces:
+                self._api_call.finish_reasons += [c.finish_reason for c in choices if c.finish_reason is not None]
+                if frames := usage.frames(choices, self._completion):
+                    yield frames
+        yield usage.end(self._completion)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._api_call.created, model=self._model, choices=choices, usage=usage)
 
 
 async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], answer_id: str) -> list[Request]:
@@ -169,7 +165,9 @@ class _Run:
         Leaving it aborts the requests; so close it.
         """
         n = self._body.n or 1
-        writers = [_Writer(self._llm, self._body, r, i * n + j) for i, r in enumerate(self._requests) for j in range(n)]
+        writers = [
+            _ChoiceWriter(self._llm, self._body, r, i * n + j) for i, r in enumerate(self._requests) for j in range(n)
+        ]
         async with aclosing(generate(self._llm, self._requests, incremental)) as outputs:
             async for i, output in outputs:
                 if self._scores:
@@ -186,7 +184,7 @@ def _scored(output: RequestOutput) -> RequestOutput:
     return replace(output, outputs=tuple(ended))
 
 
-class _Writer:
+class _ChoiceWriter:
     """Writes one choice, in one piece or in many."""
 
     def __init__(self, llm: AsyncLLM, body: CompletionRequest, request: Request, index: int) -> None:

@@ -20,9 +20,9 @@ from octavo_openai.generation import generate
 from octavo_openai.messages import Message, Rendering, render_prompt, tells_of_calls
 from octavo_openai.prompts import need_tokenizer
 from octavo_openai.service import Service
+from octavo_openai.token_count import TokenCount
 from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
 from octavo_openai.truncation import render_latest
-from octavo_openai.usage import TokenCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

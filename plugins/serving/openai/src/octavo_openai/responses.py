@@ -12,11 +12,11 @@ from contextlib import aclosing
 
 import msgspec
 
+from octavo_openai.answer_writer import answer_conversation
 from octavo_openai.answers import EventStream, frame
 from octavo_openai.api_call import APICall, new_id
 from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.conversation import Answer
-from octavo_openai.dialects import answer_api_call
 from octavo_openai.errors import APIError
 from octavo_openai.logprobs import ContentLogprob, Spelling, chat_logprobs
 from octavo_openai.response_records import (
@@ -56,7 +56,7 @@ _ID_PREFIX = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
 
 async def create_response(api_call: APICall[ResponsesRequest]) -> msgspec.Struct | EventStream:
-    return await answer_api_call(api_call, new_id("resp_", api_call.body.request_id), _Writer)
+    return await answer_conversation(api_call, new_id("resp_", api_call.body.request_id), _Writer)
 
 
 class _Writer:

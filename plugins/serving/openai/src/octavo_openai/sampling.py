@@ -87,14 +87,6 @@ class GenerationRequest(SamplingRequest, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def wants_continuous_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
 
 _PASSED_ON = frozenset(f.name for f in dataclasses.fields(SamplingParams)) & set(GenerationRequest.__struct_fields__)
 

@@ -49,9 +49,9 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-async def tokenize(call: APICall[TokenizeRequest]) -> TokenizeResponse:
-    body, llm = call.body, call.service.llm
-    call.service.find_model(body.model)
+async def tokenize(api_call: APICall[TokenizeRequest]) -> TokenizeResponse:
+    body, llm = api_call.body, api_call.service.llm
+    api_call.service.find_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "give either prompt or messages")
     if body.prompt is not None:
@@ -63,14 +63,16 @@ async def tokenize(call: APICall[TokenizeRequest]) -> TokenizeResponse:
             variables=body.chat_template_kwargs or {},
         )
         messages, tools = template_messages(body.messages or []), template_tools(body.tools)
-        ids = await prompt_token_ids(call.service, Conversation(messages=messages, tools=tools, rendering=rendering))
+        ids = await prompt_token_ids(
+            api_call.service, Conversation(messages=messages, tools=tools, rendering=rendering)
+        )
     spellings = [need_tokenizer(llm).token(i) for i in ids] if body.return_token_strs else None
     return TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=spellings)
 
 
-async def detokenize(call: APICall[DetokenizeRequest]) -> DetokenizeResponse:
-    ids, llm = call.body.tokens, call.service.llm
-    call.service.find_model(call.body.model)
+async def detokenize(api_call: APICall[DetokenizeRequest]) -> DetokenizeResponse:
+    ids, llm = api_call.body.tokens, api_call.service.llm
+    api_call.service.find_model(api_call.body.model)
     tokenizer = need_tokenizer(llm)
     if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
         raise InvalidRequestError("tokens", f"ids must be from 0 to {tokenizer.vocab_size - 1}")

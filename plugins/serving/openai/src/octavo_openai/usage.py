@@ -1,15 +1,20 @@
-"""How many tokens a request took.
+"""What clients are told of the tokens that completions took, of prompts and of chats.
 
-Owns: OpenAI's usage record and the count that it is made of. Must never know: where tokens come from.
+Owns: OpenAI's usage record, where a stream tells it. Must never know: what else is in a chunk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from octavo.request import Request, RequestOutput
+from octavo_openai.answers import DONE, frame
+from octavo_openai.options import ServerOptions
+from octavo_openai.sampling import GenerationRequest
+from octavo_openai.token_count import TokenCount
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -26,42 +31,50 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-@dataclass(slots=True)
-class TokenCount:
-    """Counts as outputs come; prompts count once, however many completions they have."""
+def usage_of(count: TokenCount) -> Usage:
+    details = UNSET if count.reasoning is None else CompletionTokensDetails(reasoning_tokens=count.reasoning)
+    return Usage(
+        prompt_tokens=count.prompt,
+        completion_tokens=count.completion,
+        total_tokens=count.prompt + count.completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=count.cached),
+        completion_tokens_details=details,
+    )
 
-    prompt: int = 0
-    completion: int = 0
-    reasoning: int | None = None
-    """None where nothing was set apart as reasoning."""
-    _cached: dict[str, int] = field(default_factory=dict)
-    """By request."""
+
+class ChunkChoice(Protocol):
+    """What a chunk holds of a choice."""
 
     @property
-    def cached(self) -> int:
-        """Prompt tokens that were found in the prefix cache; known with the first output."""
-        return sum(self._cached.values())
+    def tells(self) -> bool:
+        """Whether it is anything but the silence of a token whose text is not certain yet."""
+        ...
 
-    def add_prompt(self, request: Request) -> None:
-        self.prompt += len(request.prompt_token_ids)
 
-    def add_output(self, output: RequestOutput) -> None:
-        """Count what is new in an output of deltas, or a final one."""
-        for completion in output.outputs:
-            self.completion += len(completion.token_ids)
-        self._cached[output.request_id] = output.metrics.num_cached_tokens
+C = TypeVar("C", bound=ChunkChoice)
+MakeChunk = Callable[[list[C], Usage | UnsetType | None], msgspec.Struct]
+"""A chunk of these choices, with this for its usage."""
 
-    def usage(self) -> Usage:
-        details = msgspec.UNSET
-        if self.reasoning is not None:
-            details = CompletionTokensDetails(reasoning_tokens=self.reasoning)
-        return Usage(
-            prompt_tokens=self.prompt,
-            completion_tokens=self.completion,
-            total_tokens=self.prompt + self.completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached),
-            completion_tokens_details=details,
-        )
+
+class StreamUsage:
+    """Frames a stream's chunks, with the usage in none of them, in one more at the end, in each, or in all of these."""
+
+    def __init__(self, body: GenerationRequest, options: ServerOptions, count: TokenCount) -> None:
+        asked = body.stream_options
+        self._in_each = asked is not None and bool(asked.continuous_usage_stats)
+        self._at_end = options.usage_in_streams or (asked is not None and bool(asked.include_usage))
+        self._count = count
+
+    def frames(self, choices: Iterable[C], chunk: MakeChunk[C]) -> bytes:
+        """A chunk for each choice that tells something, or, where the usage is told in each, for any."""
+        usage: Usage | UnsetType | None = None if self._at_end else UNSET
+        if self._in_each:
+            usage = usage_of(self._count)
+        return b"".join([frame(chunk([choice], usage)) for choice in choices if self._in_each or choice.tells])
+
+    def end(self, chunk: MakeChunk[C]) -> bytes:
+        """What follows the last choice."""
+        return frame(chunk([], usage_of(self._count))) + DONE if self._at_end else DONE

@@ -1,11 +1,11 @@
-"""An API call for the next message of a conversation: from its body to the whole answer, or to a stream of it.
+"""From the body of an API call to the whole answer, or to a stream of it.
 
-Owns: the order of the steps, which all of these APIs have in common. Must never know: what any of them looks like.
+Owns: the order of the steps, which all APIs have in common. Must never know: what any of them looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
@@ -18,22 +18,27 @@ from octavo_openai.errors import APIError, field_names
 from octavo_openai.options import ServerOptions
 
 
-class ConversationRequest(Protocol):
-    """A body that asks for the next message of a conversation."""
+class AnswerRequest(Protocol):
+    """A body that asks for text, whole or in a stream."""
 
     model: str | None
     stream: bool | None
-
-    def conversation(self, options: ServerOptions) -> Conversation:
-        """Raises `InvalidRequestError` and `APIError`."""
-        ...
 
     def field_names(self) -> Mapping[str, str]:
         """What this request calls the engine's fields."""
         ...
 
 
-R = TypeVar("R", bound=ConversationRequest)
+class ConversationRequest(AnswerRequest, Protocol):
+    """A body that asks for the next message of a conversation."""
+
+    def conversation(self, options: ServerOptions) -> Conversation:
+        """Raises `InvalidRequestError` and `APIError`."""
+        ...
+
+
+R = TypeVar("R", bound=AnswerRequest)
+C = TypeVar("C", bound=ConversationRequest)
 
 
 class AnswerWriter(Protocol):
@@ -52,20 +57,32 @@ class AnswerWriter(Protocol):
 
 
 async def answer_api_call(
-    api_call: APICall[R], answer_id: str, make_writer: Callable[[APICall[R], Answer, str, str], AnswerWriter]
+    api_call: APICall[R], prepare: Callable[[str], Awaitable[AnswerWriter]]
 ) -> msgspec.Struct | EventStream:
-    """`make_writer` gets the API call, its answer, `answer_id` and the model's name."""
+    """`prepare` gets the model's name, and computes nothing yet; what it finds wrong is an error, no broken stream."""
     body = api_call.body
     names = body.field_names()
     model = api_call.service.find_model(body.model)
     with field_names(names):
-        conversation = body.conversation(api_call.service.options)
-        answer = await prepare_answer(api_call.service, engine_id(answer_id), conversation, api_call.trace_headers)
-        api_call.count = answer.count
-        writer = make_writer(api_call, answer, answer_id, model)
+        writer = await prepare(model)
         if not body.stream:
             return await writer.whole()
     return EventStream(_named(writer.events(), names), writer.failure)
+
+
+async def answer_conversation(
+    api_call: APICall[C], answer_id: str, make_writer: Callable[[APICall[C], Answer, str, str], AnswerWriter]
+) -> msgspec.Struct | EventStream:
+    """`make_writer` gets the API call, its answer, `answer_id` and the model's name."""
+
+    async def prepare(model: str) -> AnswerWriter:
+        service = api_call.service
+        conversation = api_call.body.conversation(service.options)
+        answer = await prepare_answer(service, engine_id(answer_id), conversation, api_call.trace_headers)
+        api_call.count = answer.count
+        return make_writer(api_call, answer, answer_id, model)
+
+    return await answer_api_call(api_call, prepare)
 
 
 async def _named(frames: AsyncGenerator[bytes, None], names: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
