@@ -10,7 +10,16 @@ from octavo.spec.attention import (
     AttentionLayerParams,
     AttentionMetadataInputs,
 )
-from octavo.spec.dialogue import MessageDelta, MessageParser, ToolCallDelta
+from octavo.spec.dialogue import (
+    MakeReasoningParser,
+    MakeToolParser,
+    Message,
+    MessageDelta,
+    MessageParser,
+    SpellOut,
+    Tool,
+    ToolCallDelta,
+)
 from octavo.spec.draft import Draft, Drafter, DraftRow, DrawDrafts, TargetView
 from octavo.spec.entries import (
     AttentionBackendEntry,
@@ -75,8 +84,11 @@ __all__ = [
     "LogitRow",
     "LogitsProcessor",
     "LogitsProcessorEntry",
+    "MakeReasoningParser",
+    "MakeToolParser",
     "MaskRows",
     "MemoryInfo",
+    "Message",
     "MessageDelta",
     "MessageParser",
     "Model",
@@ -92,9 +104,11 @@ __all__ = [
     "ReasoningParserEntry",
     "RefinesDrafts",
     "SequenceView",
+    "SpellOut",
     "TargetView",
     "Tokenizer",
     "TokenizerData",
+    "Tool",
     "ToolCallDelta",
     "ToolParserEntry",
     "Verifier",

@@ -1,9 +1,19 @@
-"""Contract of tool and reasoning parsers: what of a model's text is content, what reasoning, what a call of a tool."""
+"""Contract of tool and reasoning parsers: what of a model's text is content, what reasoning, what a call of a tool.
+
+Owns: the forms of messages and tools, `MessageParser`. Must never know: how any model writes them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""A message as chat templates get it: `{"role": …, "content": text or a list of parts, …}`."""
+Tool = Mapping[str, Any]
+"""As chat templates get it:
+`{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +53,11 @@ class MessageParser(Protocol):
     def flush(self) -> MessageDelta:
         """The output has ended: what was held back. Nothing more at a second time."""
         ...
+
+
+MakeToolParser = Callable[[Sequence[Tool]], MessageParser]
+"""Makes the parser of one completion, of a request that offers these tools."""
+MakeReasoningParser = Callable[[str], MessageParser]
+"""Makes the parser of one completion of this prompt, or of the end of it."""
+SpellOut = Callable[[Sequence[Message], Sequence[Tool]], Sequence[Message]]
+"""Tells a conversation about tools in plain messages."""

@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from octavo.spec.attention import AttentionCapabilities
+from octavo.spec.dialogue import MakeReasoningParser, MakeToolParser, SpellOut
 from octavo.spec.kv import KVCacheSpec
 
-if TYPE_CHECKING:
-    pass
-
 Factory = Callable[..., Any] | str
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def load_factory(factory: Factory) -> Callable[..., Any]:
+def load_factory(factory: F | str) -> F:
     """The callable itself, or the one that an import string names."""
     if not isinstance(factory, str):
         return factory
@@ -125,17 +124,16 @@ class PlatformEntry:
 class ToolParserEntry:
     """A way to write calls of tools in text: `factory(tools) -> MessageParser`.
 
-    `tools` are those that the request offers, as chat templates get them:
-    `{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`.
+    `tools` are those that the request offers, as chat templates get them (see `Tool`).
     """
 
     name: str
-    factory: Factory
+    factory: MakeToolParser | str
     suits: Callable[[str], bool]
     """Whether a model with this chat template (Jinja source) writes calls so; cheap, never raises."""
     priority: int = 0
     """`auto` takes the highest that suits."""
-    spell_out: Factory | None = None
+    spell_out: SpellOut | str | None = None
     """`spell_out(messages, tools) -> messages`: a conversation about tools told in plain messages (tools in the
     system message, calls and results in the model's own format), for a chat template that has no word for `tools`.
     None: the format is that of models whose templates have."""
@@ -152,7 +150,7 @@ class ReasoningParserEntry:
     """
 
     name: str
-    factory: Factory
+    factory: MakeReasoningParser | str
     suits: Callable[[str], bool]
     """Whether a model with this chat template (Jinja source) reasons so; cheap, never raises."""
     priority: int = 0

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.errors import InvalidRequestError
+from octavo.spec import Message, Tool
 from octavo_openai.bodies import required
 from octavo_openai.conversation import Conversation
 from octavo_openai.history import History
-from octavo_openai.messages import Message, Rendering
+from octavo_openai.messages import Rendering
 from octavo_openai.options import ServerOptions
 from octavo_openai.sampling import check_at_most, constrain
-from octavo_openai.tool_choice import Tool, ToolChoice
+from octavo_openai.tool_choice import ToolChoice
 
 
 class InputBlock(msgspec.Struct, kw_only=True):

@@ -14,14 +14,14 @@ from typing import Any
 
 from octavo import AsyncLLM
 from octavo.request import Request, TokenLogprobs
-from octavo.spec import MessageParser, Tokenizer
+from octavo.spec import Message, MessageParser, Tokenizer, Tool
 from octavo_openai.choices import ChoiceDelta, ChoiceReader
 from octavo_openai.generation import generate
-from octavo_openai.messages import Message, Rendering, render_prompt, tells_of_calls
+from octavo_openai.messages import Rendering, render_prompt, tells_of_calls
 from octavo_openai.prompts import need_tokenizer
 from octavo_openai.service import Service
 from octavo_openai.token_count import TokenCount
-from octavo_openai.tool_choice import Tool, ToolChoice, ToolUse, plan_tool_use
+from octavo_openai.tool_choice import ToolChoice, ToolUse, plan_tool_use
 from octavo_openai.truncation import render_latest
 
 
@@ -53,7 +53,7 @@ class Answer:
         """Known with the first deltas, if they were asked for."""
         self._llm = llm
         self._tool_use = tool_use
-        self._reasoning_parser = service.reasoning_parser
+        self._make_reasoning_parser = service.make_reasoning_parser
         self.count.add_prompt(request)
 
     @property
@@ -77,14 +77,15 @@ class Answer:
                     yield deltas
 
     def _reader(self, in_order: bool) -> ChoiceReader:
-        tool_use, offer = self._tool_use, self._reasoning_parser
+        tool_use, make_reasoning_parser = self._tool_use, self._make_reasoning_parser
+        is_free = tool_use.constraint is None
         parsers: list[MessageParser] = []
-        if offer is not None and tool_use.constraint is None:  # a constraint leaves no room for reasoning
-            parsers.append(offer.make(self.request.prompt or ""))
+        if make_reasoning_parser is not None and is_free:  # a constraint leaves no room for reasoning
+            parsers.append(make_reasoning_parser(self.request.prompt or ""))
         if tool_use.make_parser is not None:
             parsers.append(tool_use.make_parser())
-        is_free = tool_use.make_parser is not None and tool_use.constraint is None  # else there is no such order
-        return ChoiceReader(parsers, tool_use.most_calls, tool_use.ends_with_calls, in_order and is_free)
+        has_order = is_free and tool_use.make_parser is not None  # of content and calls
+        return ChoiceReader(parsers, tool_use.most_calls, tool_use.ends_with_calls, in_order and has_order)
 
     async def _count_reasoning(self, readers: Sequence[ChoiceReader]) -> int:
         """As the tokenizer splits what was set apart, which does not depend on how it came."""

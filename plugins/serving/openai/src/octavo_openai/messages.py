@@ -13,9 +13,8 @@ import msgspec
 
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
+from octavo.spec import Message, Tool
 from octavo_openai.prompts import need_tokenizer
-
-Message = Mapping[str, Any]
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 """Variables with a place of their own."""
@@ -36,7 +35,7 @@ class Rendering:
 
 
 async def render_prompt(
-    llm: AsyncLLM, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], rendering: Rendering
+    llm: AsyncLLM, messages: Sequence[Message], tools: Sequence[Tool], rendering: Rendering
 ) -> dict[str, Any]:
     """The prompt for `make_request`: text and token ids. Raises `InvalidRequestError` (field `messages`)."""
     template = need_tokenizer(llm).chat_template or ""
@@ -66,7 +65,7 @@ def tells_of_calls(messages: Sequence[Message]) -> bool:
     return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
 
 
-def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def tell_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """The same conversation in plain messages, for models that were trained on no form of their own.
 
     Calls look as the grammar of forced calls wants them.

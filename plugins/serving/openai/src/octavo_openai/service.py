@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from octavo import AsyncLLM
 from octavo.errors import EngineDeadError, suggestion
-from octavo.spec import ReasoningParserEntry, ToolParserEntry
+from octavo.spec import MakeReasoningParser, ReasoningParserEntry, ToolParserEntry
 from octavo_openai.errors import APIError
 from octavo_openai.metrics import EngineMetrics
 from octavo_openai.options import ServerOptions
@@ -36,7 +36,7 @@ class Service:
         self.model_names: tuple[str, ...] = ()
         """All of them are the one model; the first is its own."""
         self.tool_parser: Offer[ToolParserEntry] | None = None
-        self.reasoning_parser: Offer[ReasoningParserEntry] | None = None
+        self.make_reasoning_parser: MakeReasoningParser | None = None
         self.draining = False
         self.metrics: EngineMetrics | None = None
         """Counts since `attach`."""
@@ -47,9 +47,8 @@ class Service:
         template = (llm.tokenizer and llm.tokenizer.chat_template) or ""
         extensions, options = llm.extensions, self.options
         self.tool_parser = _choose_parser(extensions, extensions.tool_parsers, options.tool_parser, template)
-        self.reasoning_parser = _choose_parser(
-            extensions, extensions.reasoning_parsers, options.reasoning_parser, template
-        )
+        reasoning = _choose_parser(extensions, extensions.reasoning_parsers, options.reasoning_parser, template)
+        self.make_reasoning_parser = None if reasoning is None else reasoning.make
         self.model_names = options.served_model_name or _names_of(llm)
         self.metrics = EngineMetrics(self.model_names[0])
         llm.observe(self.metrics)

@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.errors import InvalidRequestError
-from octavo.spec import MessageParser, ToolParserEntry, load_factory
+from octavo.spec import MakeToolParser, MessageParser, SpellOut, Tool, ToolParserEntry, load_factory
 from octavo_openai.constrained_calls import ARGUMENTS, NAME, ArgumentsParser, CallListParser, CallsOrContentParser
-from octavo_openai.messages import Message, tell_tools
+from octavo_openai.messages import tell_tools
 
 if TYPE_CHECKING:
     from octavo.extensions import Offer
 
-Tool = Mapping[str, Any]
-"""`{"type": "function", "function": {"name": …, "description": …, "parameters": {JSON schema}}}`"""
-SpellOut = Callable[[Sequence[Message], Sequence[Tool]], Sequence[Message]]
-"""Tells of tools and calls in plain messages."""
 Constraint = Mapping[str, Any]
 """Fields of `StructuredOutputsParams`."""
 
@@ -153,9 +149,10 @@ def _free_use(
             "tools",
             f"the model's chat template does not tell of tools, and tool parser {parser.entry.name!r} cannot either",
         )
+    make_parser: MakeToolParser = parser.make
     return ToolUse(
         tools=tools,
-        make_parser=lambda: parser.make(tools),
+        make_parser=functools.partial(make_parser, tools),
         spell_out=spell_out,
         keep_special_tokens=parser.entry.keep_special_tokens,
         most_calls=most_calls,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from octavo_openai.messages import Message
+from octavo.spec import Message
 
 Render = Callable[[Sequence[Message]], Awaitable[dict[str, Any]]]
 

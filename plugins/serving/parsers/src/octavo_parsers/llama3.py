@@ -8,11 +8,10 @@ Owns: that format. Must never know: calls that are written as Python; they are c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from octavo.spec import MessageParser
+from octavo.spec import MessageParser, Tool
 from octavo_parsers.call import read_call
 from octavo_parsers.message import MessageWriter
 from octavo_parsers.stream import Incoming, Steps, StreamParser
@@ -21,7 +20,7 @@ TAG = "<|python_tag|>"
 _NO_TAG = re.compile("[^<]+")
 
 
-def parser(tools: Sequence[Mapping[str, Any]]) -> MessageParser:
+def parser(tools: Sequence[Tool]) -> MessageParser:
     """A parser for one completion of a request with these tools."""
     return StreamParser(partial(_read, names={tool["function"]["name"] for tool in tools}))
 

@@ -8,12 +8,11 @@ Owns: `spell_out`. Must never know: how its answers are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.errors import InvalidRequestError
-
-Message = Mapping[str, Any]
+from octavo.spec import Message, Tool
 
 INSTRUCTIONS = """\
 You are an expert in calling functions. For each question, call one or more of the functions below to get what you need.
@@ -30,7 +29,7 @@ If no call is needed, write an empty list '[]'.
 ]</tool_call>"""
 
 
-def spell_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def spell_out(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The same conversation in messages that have nothing but role and content.
 
     Contents stay what they are, a text or a list of text parts; those that something is added to become lists of parts.

@@ -8,10 +8,9 @@ Owns: that format. Must never know: which model speaks.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from octavo.spec import MessageParser
+from octavo.spec import MessageParser, Tool
 from octavo_parsers.call import read_call
 from octavo_parsers.message import MessageWriter
 from octavo_parsers.stream import Incoming, Steps, StreamParser
@@ -20,7 +19,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NO_MARK = re.compile("[^<]+")
 
 
-def parser(tools: Sequence[Mapping[str, Any]]) -> MessageParser:
+def parser(tools: Sequence[Tool]) -> MessageParser:
     """A parser for one completion. What stands between the marks is a call, of whichever tool."""
     return StreamParser(_read)
 
