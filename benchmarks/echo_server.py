@@ -20,8 +20,8 @@ from measuring import quantile
 import octavo_llguidance.plugin
 from octavo.testing import echo_model
 from octavo_openai import serve as serving
+from octavo_openai.http.request_log import configure_logging
 from octavo_openai.options import add_flags, read_options
-from octavo_openai.request_log import configure_logging
 from octavo_openai.service import Service
 
 _LOOK = 0.01

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo_openai.anthropic_request import CountTokensRequest
+from octavo_openai.apis.anthropic_request import CountTokensRequest
 from octavo_openai.options import ServerOptions
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from octavo import AsyncLLM
-from octavo_openai.history import History
-from octavo_openai.json_object import ObjectText
-from octavo_openai.truncation import render_latest
+from octavo_openai.apis.json_object import ObjectText
+from octavo_openai.pipeline.history import History
+from octavo_openai.pipeline.truncation import render_latest
 
 USER = [{"role": "user", "content": "<say>ok</say>"}]
 PATHS: dict[str, dict[str, Any]] = {

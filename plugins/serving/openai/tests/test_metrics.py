@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.testing.table_model import table_llm
-from octavo_openai.metrics import EngineMetrics
-from octavo_openai.status import FinishedTotals
+from octavo_openai.observation.metrics import EngineMetrics
+from octavo_openai.observation.status import FinishedTotals
 
 
 def samples(metrics: EngineMetrics, name: str) -> dict[tuple[str, ...], float]:

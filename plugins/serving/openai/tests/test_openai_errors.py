@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo_openai import exchange
+from octavo_openai.http import exchange
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BAD_GRAMMAR = {"grammar": "this cannot be compiled"}

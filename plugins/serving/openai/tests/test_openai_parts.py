@@ -16,13 +16,13 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.spec import MessageDelta, MessageParser
 from octavo.testing.echo_model import EchoSource
-from octavo_openai.bodies import decode_body
-from octavo_openai.constrained_calls import ArgumentsParser, CallListParser, CallsOrContentParser
+from octavo_openai.apis.logprobs import Spelling
 from octavo_openai.errors import APIError
-from octavo_openai.logprobs import Spelling
+from octavo_openai.http.bodies import decode_body
+from octavo_openai.http.request_log import JSONFormatter, TextFormatter
 from octavo_openai.options import ServerOptions, add_flags, read_options
-from octavo_openai.request_log import JSONFormatter, TextFormatter
-from octavo_openai.tool_choice import ToolChoice, plan_tool_use
+from octavo_openai.pipeline.constrained_calls import ArgumentsParser, CallListParser, CallsOrContentParser
+from octavo_openai.pipeline.tool_choice import ToolChoice, plan_tool_use
 
 
 def options(*flags: str, **configured: Any) -> ServerOptions:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from octavo_openai.static_files import page_routes
+from octavo_openai.http.static_files import page_routes
 
 PATIENCE = 20
 """Seconds until a wait for the browser fails: long, for the machine may be busy; a test that passes does not wait."""

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from octavo_openai.static_files import page_routes
+from octavo_openai.http.static_files import page_routes
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from octavo.extensions import Broken, Origin
 from octavo.snapshot import BlockMap, EngineSnapshot, SequenceSnapshot
-from octavo_openai.metrics import EngineMetrics
-from octavo_openai.status import MAX_CELLS, Totals, make_status
+from octavo_openai.observation.metrics import EngineMetrics
+from octavo_openai.observation.status import MAX_CELLS, Totals, make_status
 
 TOTALS = {
     "prompt_tokens": 0,

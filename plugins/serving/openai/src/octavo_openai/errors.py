@@ -1,33 +1,17 @@
-"""What a client is told when its request fails: a status, and OpenAI's error object.
+"""Why a request fails, and what its client is told.
 
-Owns: `APIError`, and which exception becomes which. Must never know: routes, how an answer is sent.
+Owns: `APIError`, and which exception becomes which. Must never know: routes, the JSON of any API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import msgspec
 
 from octavo.errors import EngineDeadError, InvalidRequestError
-from octavo_openai.answers import frame
 
 RETRY_AFTER = 1
 """Seconds that a client is told to wait where nothing better is known."""
-
-
-class ErrorDetail(msgspec.Struct, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    """The field of the request at fault."""
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, kw_only=True):
-    error: ErrorDetail
 
 
 class APIError(Exception):
@@ -57,24 +41,6 @@ class APIError(Exception):
         if self.status >= 500:
             return "server_error"
         return {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorShape:
-    """How an API writes its errors."""
-
-    record: type[msgspec.Struct]
-    body: Callable[[APIError], msgspec.Struct]
-    event: Callable[[APIError], bytes]
-    """The last event of a stream that cannot go on."""
-
-
-def error_body(error: APIError) -> ErrorBody:
-    detail = ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
-    return ErrorBody(error=detail)
-
-
-OPENAI_ERRORS = ErrorShape(record=ErrorBody, body=error_body, event=lambda error: frame(error_body(error)))
 
 
 def as_api_error(error: Exception) -> APIError | None:

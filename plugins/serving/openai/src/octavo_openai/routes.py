@@ -1,37 +1,23 @@
-"""What the server answers to: the one list of routes.
-
-Owns: `Route` and the list. Must never know: how a request is read or an answer sent.
-"""
+"""What the server answers to. Owns: the list of routes. Must never know: how a request is read or an answer sent."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
-import msgspec
-
-from octavo_openai.answers import Content, EventStream
-from octavo_openai.anthropic_errors import ANTHROPIC_ERRORS
-from octavo_openai.anthropic_messages import count_tokens, create_message
-from octavo_openai.anthropic_records import EVENTS as MESSAGE_EVENTS
-from octavo_openai.anthropic_records import AnthropicMessage, InputTokens
-from octavo_openai.anthropic_request import CountTokensRequest, MessagesRequest
-from octavo_openai.api_call import APICall
-from octavo_openai.chat_completions import ChatCompletion, ChatCompletionChunk, create_chat_completion
-from octavo_openai.chat_request import ChatCompletionRequest
-from octavo_openai.completions import Completion, CompletionRequest, create_completion
-from octavo_openai.errors import OPENAI_ERRORS, ErrorShape
-from octavo_openai.health import Health, Version, get_health, get_version
-from octavo_openai.models import Model, ModelList, get_model, list_models
-from octavo_openai.observation import get_metrics, get_status
-from octavo_openai.openapi import openapi_document
-from octavo_openai.options import ServerOptions
-from octavo_openai.response_records import EVENTS as RESPONSE_EVENTS
-from octavo_openai.response_records import Response
-from octavo_openai.responses import create_response
-from octavo_openai.responses_request import ResponsesRequest
-from octavo_openai.status import Status
-from octavo_openai.tokenization import (
+from octavo_openai.apis.anthropic_errors import ANTHROPIC_ERRORS
+from octavo_openai.apis.anthropic_messages import count_tokens, create_message
+from octavo_openai.apis.anthropic_records import EVENTS as MESSAGE_EVENTS
+from octavo_openai.apis.anthropic_records import AnthropicMessage, InputTokens
+from octavo_openai.apis.anthropic_request import CountTokensRequest, MessagesRequest
+from octavo_openai.apis.chat_completions import ChatCompletion, ChatCompletionChunk, create_chat_completion
+from octavo_openai.apis.chat_request import ChatCompletionRequest
+from octavo_openai.apis.completions import Completion, CompletionRequest, create_completion
+from octavo_openai.apis.health import Health, Version, get_health, get_version
+from octavo_openai.apis.models import Model, ModelList, get_model, list_models
+from octavo_openai.apis.monitoring import get_metrics, get_status
+from octavo_openai.apis.response_records import EVENTS as RESPONSE_EVENTS
+from octavo_openai.apis.response_records import Response
+from octavo_openai.apis.responses import create_response
+from octavo_openai.apis.responses_request import ResponsesRequest
+from octavo_openai.apis.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
@@ -39,27 +25,12 @@ from octavo_openai.tokenization import (
     detokenize,
     tokenize,
 )
-
-Answer = msgspec.Struct | EventStream | Content
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A method and a path, and who answers."""
-
-    method: str
-    path: str
-    """With parameters as Starlette writes them: `{id}`, or `{id:path}` for one with slashes."""
-    handler: Callable[[APICall], Awaitable[Answer]]
-    summary: str
-    body: type[msgspec.Struct] | None = None
-    answer: type[msgspec.Struct] | None = None
-    """None: what it answers has no schema."""
-    events: tuple[type[msgspec.Struct], ...] = ()
-    """What the events of a stream hold, if it can stream."""
-    is_open: Callable[[ServerOptions], bool] = lambda options: False
-    """Whether it answers without a key."""
-    errors: ErrorShape = OPENAI_ERRORS
+from octavo_openai.http.answers import Content
+from octavo_openai.http.api_call import APICall
+from octavo_openai.http.openapi import openapi_document
+from octavo_openai.http.route import Route
+from octavo_openai.observation.status import Status
+from octavo_openai.options import ServerOptions
 
 
 def always(options: ServerOptions) -> bool:

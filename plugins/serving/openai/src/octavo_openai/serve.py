@@ -25,13 +25,13 @@ import uvloop
 
 from octavo import AsyncLLM
 from octavo.config import EngineConfig
-from octavo_openai.app import Application, with_cors
-from octavo_openai.connection import make_connection_class
+from octavo_openai.http.app import Application, with_cors
+from octavo_openai.http.connection import make_connection_class
+from octavo_openai.http.request_log import configure_logging
+from octavo_openai.http.static_files import page_routes
 from octavo_openai.options import ServerOptions, read_options
-from octavo_openai.request_log import configure_logging
 from octavo_openai.routes import ROUTES
 from octavo_openai.service import Service
-from octavo_openai.static_files import page_routes
 
 logger = logging.getLogger("octavo_openai")
 

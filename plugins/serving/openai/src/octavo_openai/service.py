@@ -14,7 +14,7 @@ from octavo import AsyncLLM
 from octavo.errors import EngineDeadError, suggestion
 from octavo.spec import MakeReasoningParser, ReasoningParserEntry, ToolParserEntry
 from octavo_openai.errors import APIError
-from octavo_openai.metrics import EngineMetrics
+from octavo_openai.observation.metrics import EngineMetrics
 from octavo_openai.options import ServerOptions
 
 if TYPE_CHECKING:

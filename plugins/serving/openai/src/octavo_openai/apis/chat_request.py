@@ -11,11 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.errors import InvalidRequestError
-from octavo_openai.conversation import Conversation
-from octavo_openai.messages import Rendering
+from octavo_openai.apis.sampling import GenerationRequest, check_at_most, generation_changes
 from octavo_openai.options import ServerOptions
-from octavo_openai.sampling import GenerationRequest, check_at_most, generation_changes
-from octavo_openai.tool_choice import read_tool_choice
+from octavo_openai.pipeline.conversation import Conversation
+from octavo_openai.pipeline.messages import Rendering
+from octavo_openai.pipeline.tool_choice import read_tool_choice
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

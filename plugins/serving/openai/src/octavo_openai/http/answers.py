@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from octavo_openai.errors import APIError
+from octavo_openai.errors import APIError
 
 DONE = b"data: [DONE]\n\n"
 """What OpenAI ends a stream with."""

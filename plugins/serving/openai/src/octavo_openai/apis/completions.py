@@ -18,11 +18,8 @@ from msgspec import UNSET, UnsetType
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
-from octavo_openai.answer_writer import answer_api_call
-from octavo_openai.answers import EventStream
-from octavo_openai.api_call import APICall, engine_id, new_id
-from octavo_openai.generation import generate
-from octavo_openai.logprobs import (
+from octavo_openai.apis.answer_writer import answer_api_call
+from octavo_openai.apis.logprobs import (
     CompletionLogprobs,
     LegacyLogprobs,
     PromptLogprobs,
@@ -30,10 +27,13 @@ from octavo_openai.logprobs import (
     joined,
     prompt_logprobs,
 )
-from octavo_openai.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
-from octavo_openai.sampling import GenerationRequest, check_at_most, generation_changes
-from octavo_openai.token_count import TokenCount
-from octavo_openai.usage import StreamUsage, Usage, usage_of
+from octavo_openai.apis.sampling import GenerationRequest, check_at_most, generation_changes
+from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
+from octavo_openai.http.answers import EventStream
+from octavo_openai.http.api_call import APICall, engine_id, new_id
+from octavo_openai.pipeline.generation import generate
+from octavo_openai.pipeline.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
+from octavo_openai.pipeline.token_count import TokenCount
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

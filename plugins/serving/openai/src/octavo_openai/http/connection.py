@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from octavo_openai.errors import APIError, error_body
+from octavo_openai.errors import APIError
+from octavo_openai.http.error_shapes import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from octavo_openai.pipeline.token_count import TokenCount
 from octavo_openai.service import Service
-from octavo_openai.token_count import TokenCount
 
 B = TypeVar("B")
 

@@ -12,14 +12,14 @@ import msgspec
 
 from octavo.errors import InvalidRequestError
 from octavo.spec import Message, Tool
-from octavo_openai.bodies import required
-from octavo_openai.conversation import Conversation
+from octavo_openai.apis.sampling import SamplingRequest, check_at_most, constrain, sampling_changes
 from octavo_openai.errors import APIError
-from octavo_openai.history import History
-from octavo_openai.messages import Rendering
+from octavo_openai.http.bodies import required
 from octavo_openai.options import ServerOptions
-from octavo_openai.sampling import SamplingRequest, check_at_most, constrain, sampling_changes
-from octavo_openai.tool_choice import read_tool_choice
+from octavo_openai.pipeline.conversation import Conversation
+from octavo_openai.pipeline.history import History
+from octavo_openai.pipeline.messages import Rendering
+from octavo_openai.pipeline.tool_choice import read_tool_choice
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` calls log probabilities."""

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from octavo.errors import InvalidRequestError
-from octavo_openai.api_call import APICall
-from octavo_openai.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
-from octavo_openai.conversation import Conversation, prompt_token_ids
-from octavo_openai.messages import Rendering
-from octavo_openai.prompts import need_tokenizer
+from octavo_openai.apis.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
+from octavo_openai.http.api_call import APICall
+from octavo_openai.pipeline.conversation import Conversation, prompt_token_ids
+from octavo_openai.pipeline.messages import Rendering
+from octavo_openai.pipeline.prompts import need_tokenizer
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

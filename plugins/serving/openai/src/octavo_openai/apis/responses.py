@@ -12,14 +12,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from octavo_openai.answer_writer import answer_conversation
-from octavo_openai.answers import EventStream, frame
-from octavo_openai.api_call import APICall, new_id
-from octavo_openai.blocks import Block, BlockAnswer, Change, Kind, Step
-from octavo_openai.conversation import Answer
-from octavo_openai.errors import APIError
-from octavo_openai.logprobs import ContentLogprob, Spelling, chat_logprobs
-from octavo_openai.response_records import (
+from octavo_openai.apis.answer_writer import answer_conversation
+from octavo_openai.apis.logprobs import ContentLogprob, Spelling, chat_logprobs
+from octavo_openai.apis.response_records import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
@@ -50,7 +45,12 @@ from octavo_openai.response_records import (
     TextDelta,
     TextDone,
 )
-from octavo_openai.responses_request import ResponsesRequest, TextFormat, TextOptions
+from octavo_openai.apis.responses_request import ResponsesRequest, TextFormat, TextOptions
+from octavo_openai.errors import APIError
+from octavo_openai.http.answers import EventStream, frame
+from octavo_openai.http.api_call import APICall, new_id
+from octavo_openai.pipeline.blocks import Block, BlockAnswer, Change, Kind, Step
+from octavo_openai.pipeline.conversation import Answer
 
 _ID_PREFIX = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 

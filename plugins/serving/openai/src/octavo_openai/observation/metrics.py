@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from octavo.request import FinishReason, Request, RequestOutput
 from octavo.spec import Observer
 from octavo.step import ScheduledSequence, StepStats, TokenTimes
-from octavo_openai.status import FinishedTotals, Totals
+from octavo_openai.observation.status import FinishedTotals, Totals
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

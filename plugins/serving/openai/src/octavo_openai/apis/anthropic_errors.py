@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo_openai.answers import frame
-from octavo_openai.errors import APIError, ErrorShape
+from octavo_openai.errors import APIError
+from octavo_openai.http.answers import frame
+from octavo_openai.http.error_shapes import ErrorShape
 
 _KINDS = {
     401: "authentication_error",

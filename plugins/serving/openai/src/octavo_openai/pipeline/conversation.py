@@ -15,14 +15,14 @@ from typing import Any
 from octavo import AsyncLLM
 from octavo.request import Request, TokenLogprobs
 from octavo.spec import Message, MessageParser, Tokenizer, Tool
-from octavo_openai.choices import ChoiceDelta, ChoiceReader
-from octavo_openai.generation import generate
-from octavo_openai.messages import Rendering, render_prompt, tells_of_calls
-from octavo_openai.prompts import need_tokenizer
+from octavo_openai.pipeline.choices import ChoiceDelta, ChoiceReader
+from octavo_openai.pipeline.generation import generate
+from octavo_openai.pipeline.messages import Rendering, render_prompt, tells_of_calls
+from octavo_openai.pipeline.prompts import need_tokenizer
+from octavo_openai.pipeline.token_count import TokenCount
+from octavo_openai.pipeline.tool_choice import ToolChoice, ToolUse, plan_tool_use
+from octavo_openai.pipeline.truncation import render_latest
 from octavo_openai.service import Service
-from octavo_openai.token_count import TokenCount
-from octavo_openai.tool_choice import ToolChoice, ToolUse, plan_tool_use
-from octavo_openai.truncation import render_latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Answer:
 async def prepare_answer(
     service: Service, request_id: str, conversation: Conversation, trace_headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Check and render; nothing is computed yet. `trace_headers`: as `APICall` has them.
+    """Check and render; nothing is computed yet. `trace_headers`: the client's trace, if it has one.
 
     Raises `InvalidRequestError` and `APIError`.
     """

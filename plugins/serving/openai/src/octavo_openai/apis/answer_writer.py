@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from octavo_openai.answers import EventStream
-from octavo_openai.api_call import APICall, engine_id
-from octavo_openai.conversation import Answer, Conversation, prepare_answer
 from octavo_openai.errors import APIError, field_names
+from octavo_openai.http.answers import EventStream
+from octavo_openai.http.api_call import APICall, engine_id
 from octavo_openai.options import ServerOptions
+from octavo_openai.pipeline.conversation import Answer, Conversation, prepare_answer
 
 
 class AnswerRequest(Protocol):

@@ -13,8 +13,8 @@ from enum import Enum, auto
 
 from octavo.request import TokenLogprobs
 from octavo.spec import ToolCallDelta
-from octavo_openai.choices import ChoiceDelta
-from octavo_openai.conversation import Answer
+from octavo_openai.pipeline.choices import ChoiceDelta
+from octavo_openai.pipeline.conversation import Answer
 
 
 class Kind(Enum):

@@ -13,13 +13,13 @@ import msgspec
 
 from octavo.errors import InvalidRequestError
 from octavo.spec import Message, Tool
-from octavo_openai.bodies import required
-from octavo_openai.conversation import Conversation
-from octavo_openai.history import History
-from octavo_openai.messages import Rendering
+from octavo_openai.apis.sampling import check_at_most, constrain
+from octavo_openai.http.bodies import required
 from octavo_openai.options import ServerOptions
-from octavo_openai.sampling import check_at_most, constrain
-from octavo_openai.tool_choice import ToolChoice
+from octavo_openai.pipeline.conversation import Conversation
+from octavo_openai.pipeline.history import History
+from octavo_openai.pipeline.messages import Rendering
+from octavo_openai.pipeline.tool_choice import ToolChoice
 
 
 class InputBlock(msgspec.Struct, kw_only=True):

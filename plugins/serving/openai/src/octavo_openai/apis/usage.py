@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo_openai.answers import DONE, frame
+from octavo_openai.apis.sampling import GenerationRequest
+from octavo_openai.http.answers import DONE, frame
 from octavo_openai.options import ServerOptions
-from octavo_openai.sampling import GenerationRequest
-from octavo_openai.token_count import TokenCount
+from octavo_openai.pipeline.token_count import TokenCount
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

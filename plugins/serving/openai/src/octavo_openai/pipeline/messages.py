@@ -14,7 +14,7 @@ import msgspec
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.spec import Message, Tool
-from octavo_openai.prompts import need_tokenizer
+from octavo_openai.pipeline.prompts import need_tokenizer
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 """Variables with a place of their own."""

@@ -15,9 +15,10 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo_openai.answers import EventStream
-from octavo_openai.api_call import checked_id
-from octavo_openai.errors import OPENAI_ERRORS, APIError, ErrorShape
+from octavo_openai.errors import APIError
+from octavo_openai.http.answers import EventStream
+from octavo_openai.http.api_call import checked_id
+from octavo_openai.http.error_shapes import OPENAI_ERRORS, ErrorShape
 
 HEADERS_AFTER = 10.0
 """Seconds after which a stream's headers go out though it has nothing to say yet: proxies lose patience."""

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.errors import InvalidRequestError
 from octavo.spec import MakeToolParser, MessageParser, SpellOut, Tool, ToolParserEntry, load_factory
-from octavo_openai.constrained_calls import ARGUMENTS, NAME, ArgumentsParser, CallListParser, CallsOrContentParser
-from octavo_openai.messages import tell_tools
+from octavo_openai.pipeline.constrained_calls import (
+    ARGUMENTS,
+    NAME,
+    ArgumentsParser,
+    CallListParser,
+    CallsOrContentParser,
+)
+from octavo_openai.pipeline.messages import tell_tools
 
 if TYPE_CHECKING:
     from octavo.extensions import Offer

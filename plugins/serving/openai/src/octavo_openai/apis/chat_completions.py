@@ -14,14 +14,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
-from octavo_openai.answer_writer import answer_conversation
-from octavo_openai.answers import EventStream
-from octavo_openai.api_call import APICall, new_id
-from octavo_openai.chat_request import ChatCompletionRequest
-from octavo_openai.choices import ChoiceDelta
-from octavo_openai.conversation import Answer
-from octavo_openai.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
-from octavo_openai.usage import StreamUsage, Usage, usage_of
+from octavo_openai.apis.answer_writer import answer_conversation
+from octavo_openai.apis.chat_request import ChatCompletionRequest
+from octavo_openai.apis.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
+from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
+from octavo_openai.http.answers import EventStream
+from octavo_openai.http.api_call import APICall, new_id
+from octavo_openai.pipeline.choices import ChoiceDelta
+from octavo_openai.pipeline.conversation import Answer
 
 
 class Function(msgspec.Struct, kw_only=True):

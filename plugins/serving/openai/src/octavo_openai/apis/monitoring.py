@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from octavo_openai.answers import Content
-from octavo_openai.api_call import APICall
 from octavo_openai.errors import APIError
-from octavo_openai.metrics import EngineMetrics
+from octavo_openai.http.answers import Content
+from octavo_openai.http.api_call import APICall
+from octavo_openai.observation.metrics import EngineMetrics
+from octavo_openai.observation.status import Status, make_status
 from octavo_openai.service import still_loading
-from octavo_openai.status import Status, make_status
 
 _PATIENCE = 10.0
 """Seconds that a status waits for the engine, which answers between two steps."""

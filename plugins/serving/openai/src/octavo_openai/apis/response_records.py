@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo_openai.logprobs import ContentLogprob
-from octavo_openai.responses_request import FunctionTool, ReasoningOptions, TextOptions
+from octavo_openai.apis.logprobs import ContentLogprob
+from octavo_openai.apis.responses_request import FunctionTool, ReasoningOptions, TextOptions
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -19,13 +19,13 @@ from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_openai.answers import EventStream
-from octavo_openai.api_call import APICall
-from octavo_openai.bodies import decode_body, refuse_unknown
 from octavo_openai.errors import APIError, as_api_error
-from octavo_openai.exchange import CLIENT_LEFT, REQUEST_ID_HEADER, ClientLeft, Exchange
-from octavo_openai.request_log import log_request
-from octavo_openai.routes import Content, Route
+from octavo_openai.http.answers import Content, EventStream
+from octavo_openai.http.api_call import APICall
+from octavo_openai.http.bodies import decode_body, refuse_unknown
+from octavo_openai.http.exchange import CLIENT_LEFT, REQUEST_ID_HEADER, ClientLeft, Exchange
+from octavo_openai.http.request_log import log_request
+from octavo_openai.http.route import Route
 from octavo_openai.service import Service
 
 logger = logging.getLogger("octavo_openai")

@@ -9,14 +9,12 @@ import functools
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from octavo_openai.http.route import Route
 from octavo_openai.options import ServerOptions
-
-if TYPE_CHECKING:
-    from octavo_openai.routes import Route
 
 _ERRORS = {
     400: "A field of the request is wrong; the message names it",

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo_openai.api_call import APICall
+from octavo_openai.http.api_call import APICall
 
 
 class Model(msgspec.Struct, kw_only=True):
