@@ -49,6 +49,22 @@ def test_the_log_has_the_tokens_and_why_it_ended(start, caplog, path: str) -> No
     assert [line["finish_reasons"] for line in lines] == [["stop"], ["stop"]]
 
 
+def test_what_is_polled_is_for_debugging_unless_it_fails(start, caplog) -> None:
+    server = start(log_requests=True, api_key=("secret",))
+    polled, others = ["/health", "/metrics", "/status", "/", "/page/main.js"], ["/version", "/v1/models"]
+    with caplog.at_level("DEBUG", "octavo_openai"):
+        for path in polled + others:
+            assert server.client.get(path, headers={"x-api-key": "secret"}).status_code == 200
+        for path in ("/status", "/page/none.js"):
+            assert server.client.get(path).status_code in (401, 404)
+        server.until(lambda: len(caplog.records) == len(polled + others) + 2)
+    levels = [(record.fields["path"], record.levelname) for record in caplog.records]
+    assert levels == [
+        *((path, "DEBUG") for path in polled),
+        *((path, "INFO") for path in (*others, "/status", "/page/none.js")),
+    ]
+
+
 def test_a_history_joins_what_the_assistant_did_in_a_row() -> None:
     history = History()
     history.say("system", ["Be brief."])

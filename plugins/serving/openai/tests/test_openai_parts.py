@@ -19,7 +19,7 @@ from octavo.testing.echo_model import EchoSource
 from octavo_openai.apis.logprobs import Spelling
 from octavo_openai.errors import APIError
 from octavo_openai.http.bodies import decode_body
-from octavo_openai.http.request_log import JSONFormatter, TextFormatter
+from octavo_openai.http.request_log import JSONFormatter, TextFormatter, configure_logging
 from octavo_openai.options import ServerOptions, add_flags, read_options
 from octavo_openai.pipeline.constrained_calls import ArgumentsParser, CallListParser, CallsOrContentParser
 from octavo_openai.pipeline.tool_choice import ToolChoice, plan_tool_use
@@ -256,3 +256,17 @@ def test_a_log_line_is_one_line(request_id: str) -> None:
         "message": "request",
         "status": 200,
     }
+
+
+@pytest.mark.parametrize(
+    ("core", "log_requests", "level"),
+    [("WARNING", True, "INFO"), ("DEBUG", True, "DEBUG"), ("DEBUG", False, "WARNING")],
+)
+def test_lines_for_debugging_are_written_where_core_writes_them(
+    monkeypatch, caplog, core: str, log_requests: bool, level: str
+) -> None:
+    monkeypatch.setattr(logging, "basicConfig", lambda **settings: None)  # it would end what pytest captures
+    caplog.set_level(core, "octavo")
+    caplog.set_level("ERROR", "octavo_openai")
+    configure_logging("text", log_requests)
+    assert logging.getLevelName(logging.getLogger("octavo_openai").level) == level

@@ -101,6 +101,7 @@ def free_port() -> int:
 def test_the_log_as_json_holds_no_text_of_anybody(run) -> None:
     process = run("--log-format", "json")
     url = process.address()
+    assert httpx.get(f"{url}/health").status_code == 200
     httpx.post(f"{url}/v1/completions", json=LONG, headers={"x-request-id": "mine"})
     httpx.post(f"{url}/v1/completions", json={**LONG, "n": 0})
     process.signal(signal.SIGTERM)

@@ -113,6 +113,7 @@ ROUTES = (
         summary="Whether requests are served",
         answer=Health,
         is_open=always,
+        is_polled=True,
     ),
     Route(method="GET", path="/version", handler=get_version, summary="The version", answer=Version, is_open=always),
     Route(
@@ -121,7 +122,15 @@ ROUTES = (
         handler=get_metrics,
         summary="Counts for Prometheus",
         is_open=lambda options: options.open_metrics,
+        is_polled=True,
     ),
-    Route(method="GET", path="/status", handler=get_status, summary="The engine as it is now", answer=Status),
+    Route(
+        method="GET",
+        path="/status",
+        handler=get_status,
+        summary="The engine as it is now",
+        answer=Status,
+        is_polled=True,
+    ),
     Route(method="GET", path="/openapi.json", handler=get_openapi, summary="This description"),
 )

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_openai.errors import APIError, as_api_error
@@ -41,18 +41,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Application:
-    """Answers HTTP requests with a service, by `routes` and, without a key, by `open_routes`."""
+    """Answers HTTP requests with a service, by `routes` and, without a key, by `page`, the files of one."""
 
-    def __init__(self, service: Service, routes: Sequence[Route], open_routes: Sequence[BaseRoute] = ()) -> None:
+    def __init__(self, service: Service, routes: Sequence[Route], page: Sequence[StarletteRoute] = ()) -> None:
         self.service = service
         self._router = Router(
             [
                 *(StarletteRoute(r.path, _Endpoint(service, r), methods=[r.method]) for r in routes),
-                *open_routes,
+                *page,
             ],
             redirect_slashes=False,
         )
         self._errors = {route.path: route.errors for route in routes}
+        self._polled = {route.path for route in routes if route.is_polled} | {route.path for route in page}
         self._live: set[Exchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +117,7 @@ class Application:
             completion_tokens=None if count is None else count.completion,
             finish_reasons=api_call.finish_reasons if api_call is not None else [],
             error=None if error is None else error.code or error.kind,
+            is_polled=exchange.scope["path"] in self._polled,
         )
 
 

@@ -20,11 +20,12 @@ _MAX_PATH = 200
 
 
 def configure_logging(form: Literal["text", "json"], log_requests: bool) -> None:
-    """Write every log line of this process to standard error, in this form."""
+    """Write every log line of this process to standard error, in this form; those for debugging if core's are, too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], force=True)
-    logger.setLevel(logging.INFO if log_requests else logging.WARNING)
+    level = min(logging.INFO, logging.getLogger("octavo").getEffectiveLevel())
+    logger.setLevel(level if log_requests else logging.WARNING)
 
 
 def log_request(
@@ -38,8 +39,12 @@ def log_request(
     completion_tokens: int | None,
     finish_reasons: list[str],
     error: str | None,
+    is_polled: bool,
 ) -> None:
-    """`path` as the client wrote it, percent-encoded."""
+    """`path` as the client wrote it, percent-encoded. Where it is polled, a success is for debugging."""
+    level = logging.DEBUG if is_polled and status < 400 else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
     fields = {
         "request_id": request_id,
         "method": method,
@@ -51,7 +56,7 @@ def log_request(
         "finish_reasons": finish_reasons or None,
         "error": error,
     }
-    logger.info("request", extra={_FIELDS: {name: value for name, value in fields.items() if value is not None}})
+    logger.log(level, "request", extra={_FIELDS: {name: value for name, value in fields.items() if value is not None}})
 
 
 def _time_of(record: logging.LogRecord) -> str:

@@ -31,4 +31,6 @@ class Route:
     """What the events of a stream hold, if it can stream."""
     is_open: Callable[[ServerOptions], bool] = lambda options: False
     """Whether it answers without a key."""
+    is_polled: bool = False
+    """Whether clients ask again and again, so that a success is no news."""
     errors: ErrorShape = OPENAI_ERRORS
