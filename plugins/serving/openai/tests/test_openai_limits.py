@@ -193,6 +193,31 @@ def test_limits_of_numbers(start) -> None:
     assert server.post(TEXT, prompt=["x"] * 2, logprobs=1, stop=["a"]).status_code == 200
 
 
+def test_log_probabilities_are_bounded_over_all_tokens(start) -> None:
+    server = start(max_logprob_entries=120)  # a character of a prompt is a token
+    user = [{"role": "user", "content": "x" * 60}]
+    flat = {"input": "x", "include": ["message.output_text.logprobs"]}
+    for path, body, param in (
+        (TEXT, {"prompt": "x" * 20, "prompt_logprobs": 5, "max_tokens": 1}, None),
+        (TEXT, {"prompt": "x" * 21, "prompt_logprobs": 5, "max_tokens": 1}, "prompt_logprobs"),
+        (TEXT, {"prompt": ["x" * 9] * 3, "prompt_logprobs": 5, "max_tokens": 1}, "prompt_logprobs"),
+        (TEXT, {"prompt": "x" * 9, "prompt_logprobs": 5, "max_tokens": 1, "n": 3}, "prompt_logprobs"),
+        (TEXT, {"prompt": "x" * 20, "echo": True, "logprobs": 5, "max_tokens": 0}, "logprobs"),
+        (TEXT, {"prompt": "x" * 200, "echo": True, "max_tokens": 1}, None),
+        (TEXT, {"prompt": "x", "logprobs": 5, "max_tokens": 10, "n": 2}, None),
+        (TEXT, {"prompt": "x", "logprobs": 5, "max_tokens": 10, "n": 3, "stream": True}, "logprobs"),
+        (CHAT, {"messages": user, "logprobs": True, "top_logprobs": 5, "max_tokens": 20}, None),
+        (CHAT, {"messages": user, "logprobs": True, "top_logprobs": 5, "max_tokens": 21}, "top_logprobs"),
+        (CHAT, {"messages": user, "logprobs": True}, "top_logprobs"),
+        (CHAT, {"messages": user, "prompt_logprobs": 2, "max_tokens": 1}, "prompt_logprobs"),
+        ("/v1/responses", {**flat, "top_logprobs": 5, "max_output_tokens": 20}, None),
+        ("/v1/responses", {**flat, "top_logprobs": 5, "max_output_tokens": 21}, "top_logprobs"),
+    ):
+        response = server.post(path, **body)
+        assert response.status_code == (400 if param else 200), (body, response.text)
+        assert param is None or response.json()["error"]["param"] == param
+
+
 def test_a_long_prompt_does_not_hold_others_up(server) -> None:
     answers: list[int] = []
 

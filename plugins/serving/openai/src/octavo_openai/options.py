@@ -71,6 +71,9 @@ class ServerOptions(Section, frozen=True):
     max_n: Annotated[PositiveInt, _doc("Most completions of one prompt.")] = 128
     max_prompts: Annotated[PositiveInt, _doc("Most prompts, and most completions of all prompts, of a request.")] = 1024
     max_logprobs: Annotated[int, Meta(ge=0), _doc("Most log probabilities at one position.")] = 20
+    max_logprob_entries: Annotated[
+        PositiveInt, _doc("Most log probabilities that an answer may hold; each takes some 400 bytes of memory.")
+    ] = 750_000
     max_stop_strings: Annotated[int, Meta(ge=0), _doc("Most stop strings of a request.")] = 64
     max_tools: Annotated[int, Meta(ge=0), _doc("Most tools of a request.")] = 128
     max_body_bytes: Annotated[PositiveInt, _doc("Longest body of a request in bytes.")] = 8 * 2**20

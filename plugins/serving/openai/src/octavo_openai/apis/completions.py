@@ -32,6 +32,7 @@ from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
 from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id, new_id
 from octavo_openai.pipeline.generation import generate
+from octavo_openai.pipeline.logprob_entries import check_logprob_entries
 from octavo_openai.pipeline.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
 from octavo_openai.pipeline.token_count import TokenCount
 
@@ -50,7 +51,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     def field_names(self) -> dict[str, str]:
         """What this request calls the engine's fields."""
-        return {} if self.response_format is None else {"structured_outputs": "response_format"}
+        names = {}
+        if self.structured_outputs is None:
+            names["structured_outputs"] = "response_format"
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            names["prompt_logprobs"] = "logprobs"
+        return names
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -146,6 +152,7 @@ async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], an
         prompt = await prepare_prompt(llm, given, adds_special, body.truncate_prompt_tokens, body.cache_salt)
         request_id = engine_id(answer_id)
         requests.append(await llm.make_request(request_id, prompt, params, trace_headers=api_call.trace_headers))
+    check_logprob_entries(requests, options.max_logprob_entries)
     return requests
 
 
