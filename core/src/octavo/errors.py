@@ -8,9 +8,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_NAME = 200
+
+
+def quoted(name: str) -> str:
+    """`name` in quotes for a message, cut if a stranger made it very long."""
+    return repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
+
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the choice nearest to `name`, or nothing if none is near."""
+    if len(name) > _LONGEST_NAME:  # a stranger's text, which would take long to compare
+        return ""
     near = difflib.get_close_matches(name, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from octavo.config import Section
-from octavo.errors import OctavoError, PluginError, suggestion
+from octavo.errors import OctavoError, PluginError, quoted, suggestion
 from octavo.spec import (
     AttentionBackendEntry,
     Command,
@@ -103,7 +103,7 @@ class Registry(Mapping[str, Offer[T]]):
 
     def not_found(self, name: str) -> str:
         """The message for a name that nobody offers."""
-        parts = [f"no {self.kind} is called {name!r}{suggestion(name, self._offers)}"]
+        parts = [f"no {self.kind} is called {quoted(name)}{suggestion(name, self._offers)}"]
         there = ", ".join(f"{n} [{o.origin.plugin}]" for n, o in self._offers.items())
         parts.append(f"there is: {there}" if there else f"no installed plugin offers any {self.kind}")
         if self._broken:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
-from octavo.errors import InvalidRequestError, suggestion
+from octavo.errors import InvalidRequestError, quoted, suggestion
 from octavo.structured_outputs import StructuredOutputsParams
 
 MAX_N = 1024
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 256
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORDS_CHARS = 65_536
+"""Of all bad words together: they are turned into tokens while other requests wait."""
 MAX_TOKEN_ID_ENTRIES = 65_536
 GREEDY_TEMPERATURE = 1e-6
 """At or below this temperature the highest logit is taken: a smaller one would only overflow."""
@@ -91,7 +94,7 @@ class SamplingParams:
             self._set(name, (value,) if isinstance(value, str) else self._entries(name))
         for name in ("stop_token_ids", "allowed_token_ids"):
             if name == "stop_token_ids" or self.allowed_token_ids is not None:
-                self._set(name, tuple(_token_id(name, value) for value in self._entries(name)))
+                self._set(name, tuple(dict.fromkeys(_token_id(name, value) for value in self._entries(name))))
         self._set("logit_bias", {_token_id("logit_bias", i): b for i, b in self._mapping("logit_bias").items()})
         named = self._mapping("extra_args")
         self._set(
@@ -111,7 +114,7 @@ class SamplingParams:
 
     def _entries(self, name: str) -> tuple[Any, ...]:
         """The list in field `name`, not longer than allowed; nothing for None."""
-        value, limit = getattr(self, name), MAX_STOP_STRINGS if name == "stop" else MAX_TOKEN_ID_ENTRIES
+        value, limit = getattr(self, name), _MOST_ENTRIES.get(name, MAX_TOKEN_ID_ENTRIES)
         if value is None:
             return ()
         if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__iter__")):
@@ -158,6 +161,8 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise InvalidRequestError(name, "every entry must be a non-empty string")
+        if sum(map(len, self.bad_words)) > MAX_BAD_WORDS_CHARS:
+            raise InvalidRequestError("bad_words", f"at most {MAX_BAD_WORDS_CHARS} characters together")
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop", "stop strings need detokenize=True")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -210,7 +215,7 @@ def _structured_outputs(given: Any) -> StructuredOutputsParams | None:
         if name not in known:
             near = suggestion(str(name), known)
             raise InvalidRequestError(
-                "structured_outputs", f"has no field {str(name)!r}{near}; there is: {', '.join(known)}"
+                "structured_outputs", f"has no field {quoted(str(name))}{near}; there is: {', '.join(known)}"
             )
     return StructuredOutputsParams(**given)
 
@@ -231,6 +236,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
+_MOST_ENTRIES = {"stop": MAX_STOP_STRINGS, "bad_words": MAX_BAD_WORDS}
 _UNBOUNDED = 2**31 - 1
 _INT_RANGES = (
     # name, lowest, highest, may be None

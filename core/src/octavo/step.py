@@ -78,6 +78,8 @@ class SequenceResult:
     """Drafts to verify in the next step."""
     error: str | None = None
     """Set if this sequence, and it alone, failed."""
+    error_field: str | None = None
+    """The request's field at fault, if the request is."""
     complete: bool = False
     """The output is complete with `token_ids`, for a logits processor says so."""
 

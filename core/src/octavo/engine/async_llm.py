@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _SHORT_PROMPT = 2000
 """Characters of a text whose tokens are found (0.2 ms) sooner than a thread would have begun to look for them."""
+_LONG_PROMPT = 200_000
+"""Characters of a text that takes so long (20 ms and more) that nothing short may have to wait for it."""
 _NUM_INPUT_THREADS = 2
 
 
@@ -63,6 +65,7 @@ class AsyncLLM:
         self._snapshots: deque[asyncio.Future[EngineSnapshot]] = deque()
         self._ended = asyncio.Event()
         self._input_threads = ThreadPoolExecutor(_NUM_INPUT_THREADS, thread_name_prefix="octavo-input")
+        self._long_input_thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-long-input")
         self._loop.add_reader(core.fd, self._receive)
         threading.Thread(target=self._watch, name="octavo-watch", daemon=True).start()
         self._receive()
@@ -122,20 +125,17 @@ class AsyncLLM:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises `InvalidRequestError`, also if the model has no tokenizer."""
         tokenizer = self._engine.inputs.need_tokenizer("prompt")
-        if len(text) > _SHORT_PROMPT:
-            return await self._in_thread(lambda: tokenizer.encode(text, add_special_tokens))
-        return tokenizer.encode(text, add_special_tokens)
+        return await self._sized(len(text), lambda: tokenizer.encode(text, add_special_tokens))
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Raises `InvalidRequestError` if the model has no tokenizer."""
         tokenizer = self._engine.inputs.need_tokenizer("tokens")
-        if len(token_ids) > _SHORT_PROMPT:
-            return await self._in_thread(lambda: tokenizer.decode(token_ids, skip_special_tokens))
-        return tokenizer.decode(token_ids, skip_special_tokens)
+        return await self._sized(len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
         """The prompt for chat messages: text and token ids. Raises `InvalidRequestError`."""
-        return await self._in_thread(lambda: self._engine.inputs.render_chat(messages, **template_options))
+        size = max(_size_of(messages), _SHORT_PROMPT + 1)  # a template may take long with little
+        return await self._sized(size, lambda: self._engine.inputs.render_chat(messages, **template_options))
 
     async def make_request(
         self,
@@ -151,8 +151,7 @@ class AsyncLLM:
             return self._engine.make_request(request_id, prompt, params, trace_headers)
 
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        is_long = isinstance(text, str) and len(text) > _SHORT_PROMPT
-        return await self._in_thread(make) if is_long else make()
+        return await self._sized(len(text) if isinstance(text, str) else 0, make)
 
     def stream(self, request: Request, *, cumulative: bool = False) -> AsyncGenerator[RequestOutput, None]:
         """What is new since the last output, or with `cumulative` all so far, whenever there is something.
@@ -193,7 +192,8 @@ class AsyncLLM:
             self._loop.remove_reader(self._core.fd)
             self._end("it was shut down")
             await asyncio.to_thread(self._engine.shutdown)
-            self._input_threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._input_threads, self._long_input_thread):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, request: Request, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
         self._raise_if_ended()
@@ -217,8 +217,12 @@ class AsyncLLM:
             self._engine.abort_request(request.request_id, want_output=False)
             self._receive()
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._input_threads, call)
+    async def _sized(self, size: int, call: Callable[[], T]) -> T:
+        """Do what takes as long as a text of `size` characters: here, or in a thread where nothing shorter waits."""
+        if size <= _SHORT_PROMPT:
+            return call()
+        threads = self._input_threads if size <= _LONG_PROMPT else self._long_input_thread
+        return await self._loop.run_in_executor(threads, call)
 
     def _receive(self) -> None:
         """Take in all that the engine has said. Called whenever its socket wakes, and after each message to it."""
@@ -256,3 +260,9 @@ class AsyncLLM:
         for answer in self._snapshots:
             if not answer.done():
                 answer.set_exception(self.error)
+
+
+def _size_of(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of the messages' texts, as far as they lie open."""
+    contents = (m.get("content") for m in messages if isinstance(m, Mapping))
+    return sum(len(content) for content in contents if isinstance(content, str))

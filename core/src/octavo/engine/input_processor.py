@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError, suggestion
+from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError, quoted, suggestion
 from octavo.extensions import Registry
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams, whole_number
@@ -22,6 +22,9 @@ from octavo.structured_outputs import StructuredOutputsParams
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt`."""
 
+_BEGINNING = 16
+"""Characters for each token that fits, of the text that is looked at first. What follows may merge with its last
+tokens, but not make half as many of them."""
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
@@ -85,10 +88,7 @@ class InputProcessor:
         if not token_ids:
             raise InvalidRequestError("prompt", "is empty; give at least one token")
         if len(token_ids) >= self.max_model_len:
-            raise InvalidRequestError(
-                "prompt",
-                f"has {len(token_ids)} tokens; at most {self.max_model_len - 1} fit, since {self._model_len_reason}",
-            )
+            raise self._too_long(str(len(token_ids)))
         self._check_ids("prompt", token_ids)
         params = self._check_params(params)
         room = self.max_model_len - len(token_ids)
@@ -110,7 +110,19 @@ class InputProcessor:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
         tokenizer = self.need_tokenizer("messages")
         text = tokenizer.apply_chat_template(messages, **template_options)
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        return {"prompt": text, "prompt_token_ids": self._encode(text, add_special_tokens=False)}
+
+    def _encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. One whose beginning is too long by far is refused for that: all of it takes long."""
+        tokenizer = self.need_tokenizer("prompt")
+        beginning, most = text[: _BEGINNING * self.max_model_len], 2 * self.max_model_len
+        if len(beginning) < len(text) and len(tokenizer.encode(beginning, add_special_tokens)) > most:
+            raise self._too_long(f"more than {most}")
+        return tokenizer.encode(text, add_special_tokens)
+
+    def _too_long(self, num_tokens: str) -> InvalidRequestError:
+        message = f"has {num_tokens} tokens; at most {self.max_model_len - 1} fit, since {self._model_len_reason}"
+        return InvalidRequestError("prompt", message)
 
     def _split(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         """Text (None if only token ids were given), token ids and cache salt."""
@@ -125,7 +137,7 @@ class InputProcessor:
             if value is not None and not isinstance(value, str):
                 raise InvalidRequestError("prompt", f"{name} must be text, got {type(value).__name__}")
         if given is None and text is not None:
-            return text, self.need_tokenizer("prompt").encode(text), salt
+            return text, self._encode(text), salt
         wrong = InvalidRequestError("prompt", f"must be text or token ids, got {type(given).__name__}")
         if given is None or isinstance(given, bytes | bytearray):
             raise wrong
@@ -180,7 +192,7 @@ class InputProcessor:
             return name
         near = suggestion(name, able)
         there = f"there is: {', '.join(able)}" if able else "`octavo plugins` shows what is installed"
-        which = "no grammar backend" if name == "auto" else f"no grammar backend {name!r}"
+        which = "no grammar backend" if name == "auto" else f"no grammar backend {quoted(name)}"
         raise InvalidRequestError("structured_outputs", f"{which} for {wanted.kind}{near}; {there}")
 
     def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:

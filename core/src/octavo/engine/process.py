@@ -34,21 +34,23 @@ def main(address: str, lifeline: int, level: int) -> None:
         signal.signal(ignored, signal.SIG_IGN)
     logging.basicConfig(format="octavo engine: %(levelname)s: %(message)s")
     logging.getLogger("octavo").setLevel(level)
-    threading.Thread(target=_end_with_parent, args=(lifeline, os.getppid()), daemon=True).start()
+    folder = os.path.dirname(address.removeprefix("ipc://"))
+    threading.Thread(target=_end_with_parent, args=(lifeline, os.getppid(), folder), daemon=True).start()
     context = zmq.Context()
     socket = wire.open_socket(context)
     socket.bind(address)
     socket.poll()
-    shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")))  # the parent is there, and nobody else is to come
+    shutil.rmtree(folder)  # the parent is there, and nobody else is to come
     gc.freeze()  # what is imported lives as long as the process
     run_core(wire.Channel(socket, wire.TO_CORE))
     context.destroy(linger=1000)
 
 
-def _end_with_parent(lifeline: int, parent: int) -> None:
+def _end_with_parent(lifeline: int, parent: int, folder: str) -> None:
     while os.getppid() == parent:
         if select.select([lifeline], [], [], _LOOK)[0]:
             break
+    shutil.rmtree(folder, ignore_errors=True)  # nobody will come for what is in it
     os._exit(1)  # at once, whatever the engine is at: nobody is left to want it
 
 

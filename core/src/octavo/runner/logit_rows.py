@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from octavo.runner.input_batch import RunnerSequence, StepInputs
+from octavo.sampling_params import SamplingParams
 from octavo.spec import VerifyRows
 
 
@@ -65,6 +66,14 @@ def choose_logit_rows(inputs: StepInputs) -> LogitRows:
 
 _NOT_FINITE = "the model's logits are not finite numbers"
 _NOTHING_LEFT = "no token is allowed: the request's restrictions exclude them all"
+
+
+_RESTRICTIONS = ("structured_outputs", "allowed_token_ids", "bad_words", "min_tokens", "logit_bias")
+
+
+def field_at_fault(params: SamplingParams, error: str) -> str | None:
+    """The field of a request that made a row fail by leaving it no token, if that is why; of several, the first."""
+    return next((f for f in _RESTRICTIONS if getattr(params, f)), None) if error == _NOTHING_LEFT else None
 
 
 def blank_bad_rows(logits: torch.Tensor) -> dict[int, str]:  # logits [num_rows, vocab_size]

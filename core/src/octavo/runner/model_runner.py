@@ -18,7 +18,7 @@ from octavo.runner.attention import bind_kv_cache
 from octavo.runner.devices import choose_device
 from octavo.runner.drafting import Drafting, draw_drafts
 from octavo.runner.input_batch import InputBatch, RunnerSequence, StepInputs
-from octavo.runner.logit_rows import LogitRows, blank_bad_rows, choose_logit_rows, cut_at_bad_rows
+from octavo.runner.logit_rows import LogitRows, blank_bad_rows, choose_logit_rows, cut_at_bad_rows, field_at_fault
 from octavo.runner.processing import ProcessorChain
 from octavo.runner.profiling import dummy_attention_inputs, least_seconds
 from octavo.sampling.logprobs import gather_logprobs
@@ -220,7 +220,9 @@ class ModelRunner:
         for n, i in enumerate(step.rows.scheduled):
             sequence_id = results[i].sequence_id
             if sequence_id in step.errors:
-                results[i] = SequenceResult(sequence_id, error=step.errors[sequence_id])
+                error = step.errors[sequence_id]
+                field = field_at_fault(step.rows.sequences[n].request.sampling_params, error)
+                results[i] = SequenceResult(sequence_id, error=error, error_field=field)
             else:
                 complete = step.complete.get(sequence_id)
                 results[i] = SequenceResult(

@@ -6,13 +6,14 @@ Owns: penalties, logit bias, allowed tokens, bad words, minimum length. Must nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from octavo.spec import LogitRow, ProcessorContext, SequenceView
+from octavo.spec import LogitRow, ProcessorContext, SequenceView, Tokenizer
 
 State = TypeVar("State")
 
@@ -119,32 +120,53 @@ class AllowedTokens(PerSequence[torch.Tensor]):
         logits.masked_fill_(state, -torch.inf)
 
 
-class BadWords(PerSequence[list[tuple[tuple[int, ...], int]]]):
-    """Forbids the token that would complete a bad word.
+@dataclass(frozen=True, slots=True)
+class Spellings:
+    """How the bad words of a request are spelt in tokens."""
 
-    A word counts at the start of a text and after a space. State: (tokens before the last, last token) of each
-    spelling.
-    """
+    single: tuple[int, ...]
+    """Words of one token."""
+    longer: Mapping[int, Sequence[tuple[tuple[int, ...], int]]]
+    """(tokens before the last, last token) of the others, by the token before the last."""
+    longest_prefix: int
 
-    def start(self, sequence: SequenceView) -> list[tuple[tuple[int, ...], int]] | None:
+
+class BadWords(PerSequence[Spellings]):
+    """Forbids the token that would complete a bad word. A word counts at the start of a text and after a space."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        super().__init__(context)
+        self._last: tuple[Sequence[str], Spellings] | None = None
+        """Spelling takes long beside a step, and the sequences of a request come together."""
+
+    def start(self, sequence: SequenceView) -> Spellings | None:
         words = sequence.request.sampling_params.bad_words
-        tokenizer = self.context.tokenizer
-        if not words or tokenizer is None:
+        if not words or self.context.tokenizer is None:
             return None
+        if self._last is None or self._last[0] != words:
+            self._last = words, self._spell(words, self.context.tokenizer)
+        return self._last[1]
+
+    def change(self, logits: torch.Tensor, row: LogitRow, state: Spellings) -> None:
+        tail = row.sequence.output_token_ids[-state.longest_prefix :].tolist() if state.longest_prefix else []
+        history = (*tail, *row.draft_token_ids)
+        completed = state.longer.get(history[-1], ()) if history else ()
+        forbidden = [last for prefix, last in completed if history[len(history) - len(prefix) :] == prefix]
+        if forbidden or state.single:
+            logits[self.tensor([*state.single, *forbidden])] = -torch.inf
+
+    def _spell(self, words: Sequence[str], tokenizer: Tokenizer) -> Spellings:
         spellings = {
             tuple(tokenizer.encode(text, add_special_tokens=False))
             for word in words
             for text in (word, " " + word.lstrip())
         }
-        return [(ids[:-1], ids[-1]) for ids in sorted(spellings) if ids]
-
-    def change(self, logits: torch.Tensor, row: LogitRow, state: list[tuple[tuple[int, ...], int]]) -> None:
-        longest = max(len(prefix) for prefix, _ in state)
-        tail = row.sequence.output_token_ids[-longest:].tolist() if longest else []
-        history = (*tail, *row.draft_token_ids)
-        forbidden = [last for prefix, last in state if history[len(history) - len(prefix) :] == prefix]
-        if forbidden:
-            logits[self.tensor(forbidden)] = -torch.inf
+        longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for ids in sorted(spellings):
+            if len(ids) > 1:
+                longer.setdefault(ids[-2], []).append((ids[:-1], ids[-1]))
+        single = tuple(sorted(ids[0] for ids in spellings if len(ids) == 1))
+        return Spellings(single, longer, max((len(ids) - 1 for ids in spellings), default=0))
 
 
 class MinTokens(PerSequence[torch.Tensor]):

@@ -7,7 +7,7 @@ how tokens are computed, text.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.config import SchedulerConfig
 from octavo.kv import KVCacheManager, PrefixHit
@@ -276,7 +276,7 @@ class Scheduler:
     ) -> SequenceUpdate | None:
         fault = outcome.error if outcome.error is not None else sequence.fault_in(planned, outcome.token_ids)
         if fault is not None:
-            return self._end(sequence, FinishReason.ERROR, error=fault)
+            return replace(self._end(sequence, FinishReason.ERROR, error=fault), error_field=outcome.error_field)
         prompt_logprobs = outcome.prompt_logprobs
         if prompt_logprobs:  # a resumed sequence computes its prompt again
             prompt_logprobs = tuple(p for p in prompt_logprobs if p[0] >= sequence.num_prompt_logprobs)
