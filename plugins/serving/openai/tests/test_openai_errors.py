@@ -101,6 +101,9 @@ CHATS: list[tuple[str, Any]] = [
     ("top_logprobs", 5),
     ("tools", [FUNCTION, FUNCTION]),
     ("tools", [FUNCTION] * 200),
+    ("tools", [{"type": "function", "function": {"name": ""}}]),
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]),
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": ["object", "null"]}}}]),
     ("tools[0].type", [{"type": "custom", "custom": {"name": "x"}}]),
     ("tools[0].function.name", [{"type": "function", "function": {}}]),
     ("tool_choice", "required"),
@@ -179,7 +182,10 @@ def test_a_grammar_that_cannot_be_compiled_is_no_broken_stream(server) -> None:
             message = refused(server.post(path, **body, response_format=bad, stream=stream), 400, "response_format")
             assert message == "response_format: no such grammar"
     tool = {"type": "function", "function": {"name": "f", "parameters": {"title": BAD_GRAMMAR["grammar"]}}}
-    refused(server.post(CHAT, messages=[USER], tools=[tool], tool_choice="required"), 400, "tools")
+    for text in ({}, {"response_format": {"type": "text"}}, {"stream": True}):
+        refused(server.post(CHAT, messages=[USER], tools=[tool], tool_choice="required", **text), 400, "tools")
+    text = {"response_format": {"type": "text"}, "structured_outputs": BAD_GRAMMAR}
+    refused(server.post(TEXT, prompt="x", **text), 400, "structured_outputs")
     refused(server.post(TEXT, prompt=["x", "y"], n=2, structured_outputs=BAD_GRAMMAR), 400, "structured_outputs")
 
 

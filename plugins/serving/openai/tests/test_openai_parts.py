@@ -206,6 +206,27 @@ def test_schemas_of_calls_keep_their_references() -> None:
     assert TREE["properties"]["again"] == {"$ref": "#"}
 
 
+def test_what_looks_like_a_reference_in_data_is_none() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    data = {"$ref": "#/x"}
+    node = {"type": "object", "required": ["$ref"], "properties": {"$ref": {"type": "string"}}}
+    names = {"const": {"$ref": "#/$defs/node"}, "properties": {"$ref": "#/$defs/node"}}
+    tree = {
+        "type": "object",
+        "properties": {"a": {"const": data, "default": data}, "b": {"enum": [data], "examples": [data]}, **names},
+        "$defs": {"node": node, "enum": {"$ref": "#/$defs/node"}},
+    }
+    schema = schema_of([function("f", tree)], ToolChoice("required"))
+    check = jsonschema.Draft202012Validator(schema)
+    told = {"a": data, "b": data, "const": {"$ref": "x"}, "properties": {"$ref": "y"}}
+    assert check.is_valid([{"name": "f", "arguments": told}])
+    for wrong in ({"a": {"$ref": "#/$defs/tool0/x"}}, {"const": {}}, {"properties": {"$ref": 1}}):
+        assert not check.is_valid([{"name": "f", "arguments": told | wrong}])
+    moved = schema["$defs"]["tool0"]
+    assert moved["properties"]["b"] == tree["properties"]["b"]
+    assert moved["$defs"]["enum"] == {"$ref": "#/$defs/tool0/$defs/node"}
+
+
 def test_either_calls_or_an_object() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = schema_of([function("wait")], ToolChoice(), constraint={"json": TREE})

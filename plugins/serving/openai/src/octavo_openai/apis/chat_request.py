@@ -112,7 +112,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         if self.structured_outputs is None:
-            names["structured_outputs"] = "tools" if self.response_format is None else "response_format"
+            has_format = self.response_format is not None and self.response_format.type != "text"
+            names["structured_outputs"] = "response_format" if has_format else "tools"
         return names
 
     def _sampling(self, options: ServerOptions) -> dict[str, Any]:

@@ -102,9 +102,7 @@ def plan_tool_use(
 
     Raises `InvalidRequestError` for a choice that cannot be met.
     """
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequestError("tools", "two of them have the same name")
+    names = _checked_names(tools)
     spell_out: SpellOut | None = None
     if "tools" not in template and parser is not None and parser.entry.spell_out is not None:
         spell_out = load_factory(parser.entry.spell_out)
@@ -134,6 +132,19 @@ def plan_tool_use(
     else:
         schema, parse = _calls_or(_object_schema(constraint), tools, most_calls), CallsOrContentParser
     return ToolUse(tools=tools, constraint={"json": schema}, make_parser=parse, spell_out=spell_out)
+
+
+def _checked_names(tools: Sequence[Tool]) -> list[str]:
+    """Those of the tools. Raises `InvalidRequestError` for tools that nobody could call."""
+    names = [tool["function"]["name"] for tool in tools]
+    if "" in names:
+        raise InvalidRequestError("tools", "one of them has an empty name")
+    if len(set(names)) < len(names):
+        raise InvalidRequestError("tools", "two of them have the same name")
+    for name, tool in zip(names, tools, strict=True):
+        if _parameters(tool).get("type", "object") != "object":
+            raise InvalidRequestError("tools", f"the parameters of {name[:40]!r} must have the type 'object'")
+    return names
 
 
 def _free_use(
@@ -206,19 +217,28 @@ def _object_schema(constraint: Constraint) -> Mapping[str, Any]:
     return schema
 
 
+_OF_DATA = frozenset({"const", "enum", "default", "example", "examples"})
+"""Keywords of values, in which nothing is a reference."""
+_OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords of schemas by name; such a name may be spelt as a keyword."""
+
+
 def _moved(schema: Any, name: str) -> Any:
     """A schema as the definition `name` of another one: references into itself follow it."""
     moved: list[Any] = [schema]
-    pending: list[tuple[Any, Any]] = [(moved, 0)]  # no recursion: a client decides how deep it goes
+    pending: list[tuple[Any, Any, bool]] = [(moved, 0, False)]  # no recursion: a client decides how deep it goes
     while pending:
-        holder, key = pending.pop()
+        holder, key, is_keyword = pending.pop()
         value = holder[key]
+        if is_keyword and key in _OF_DATA:
+            continue
         if isinstance(value, Mapping):
             holder[key] = copy = dict(value)
-            pending += [(copy, inner) for inner in copy]
+            holds_keywords = not (is_keyword and key in _OF_NAMES)
+            pending += [(copy, inner, holds_keywords) for inner in copy]
         elif isinstance(value, list):
             holder[key] = copy = list(value)
-            pending += [(copy, i) for i in range(len(copy))]
-        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            pending += [(copy, i, False) for i in range(len(copy))]
+        elif is_keyword and key == "$ref" and isinstance(value, str) and value.startswith("#"):
             holder[key] = f"#/$defs/{name}{value[1:]}"
     return moved[0]
