@@ -28,7 +28,7 @@ from octavo.kv import (
 from octavo.loading.locate import locate, open_source
 from octavo.loading.model_config import derive_max_model_len, eos_token_ids, extended_max_model_len
 from octavo.loading.tokenizer import HFTokenizer
-from octavo.plugins import parse_bytes
+from octavo.plugins import leaves_of, parse_bytes
 from octavo.scheduler import AdaptiveDrafts, AllDrafts, Scheduler, StepCosts
 from octavo.spec import (
     Executor,
@@ -119,6 +119,7 @@ def _assemble(config: EngineConfig, extensions: Extensions, model: OpenedModel, 
     scheduler = Scheduler(config.scheduler, kv, queue, max_model_len, executor.num_lookahead_tokens, sizing)
     description = {"model": model.source.path, **executor.describe(), "KV cache": _describe_cache(groups)}
     description["length"] = f"at most {max_model_len} tokens a sequence ({reason})"
+    description |= _describe_choices(config, extensions)
     for name, text in description.items():
         logger.info("%s: %s", name, text)
     return EngineCore(scheduler, kv, executor, EngineFacts(max_model_len, reason, description))
@@ -226,6 +227,21 @@ def _fit_length(config: EngineConfig, groups: tuple[KVCacheGroup, ...], longest:
             "raise cache.memory or cache.num_blocks, or lower model.max_model_len"
         )
     return capacity, f"the KV cache holds {capacity} tokens; raise cache.memory for more"
+
+
+def _describe_choices(config: EngineConfig, extensions: Extensions) -> dict[str, str]:
+    """What was asked for and shows nowhere else: the drafter, and plugins' options."""
+    found = {}
+    if config.speculation.drafter != "none":
+        how = "as many as pay" if config.speculation.adaptive else "all verified"
+        found["drafter"] = f"{config.speculation.drafter}, up to {config.speculation.num_draft_tokens} drafts, {how}"
+    for plugin, options in extensions.options.items():
+        leaves = leaves_of(type(options)).items()
+        values = {name: (leaf.shown(getattr(options, name)), leaf.default) for name, leaf in leaves}
+        changed = [f"{name} {value}" for name, (value, default) in values.items() if value != default]
+        if changed:
+            found[f"options of {plugin}"] = ", ".join(changed)
+    return found
 
 
 def _describe_cache(groups: tuple[KVCacheGroup, ...]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_TYPE
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
@@ -33,6 +33,7 @@ class EngineMetrics(Observer):
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # CPU, memory and open files of this process, under everybody's names
         self._model_name = model_name
         self._finished: Tally[str] = Tally()
         self._total: Tally[str] = Tally()
@@ -58,6 +59,7 @@ class EngineMetrics(Observer):
                 ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once for each sequence."),
                 ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
                 ("num_preemptions", "Sequences that had to give their blocks back and start again."),
+                ("spec_decode_num_drafts", "Times that a sequence had drafts to verify."),
                 ("spec_decode_num_draft_tokens", "Draft tokens that were verified."),
                 ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted."),
             )
@@ -104,6 +106,7 @@ class EngineMetrics(Observer):
         self._count("prefix_cache_queries", stats.prefix_queries)
         self._count("prefix_cache_hits", stats.prefix_hits)
         self._count("num_preemptions", stats.num_preempted)
+        self._count("spec_decode_num_drafts", sum(stats.verified_by_position[:1]))
         self._count("spec_decode_num_draft_tokens", stats.num_draft_tokens)
         self._count("spec_decode_num_accepted_tokens", stats.num_accepted_tokens)
         for position, accepted in enumerate(stats.accepted_by_position):
