@@ -36,6 +36,7 @@ from octavo_openai.serve import listen, serve
 from octavo_openai.service import Service
 
 BAD_GRAMMAR = "this cannot be compiled"
+ENDING_GRAMMAR = "this cannot be followed"
 WEATHER = {
     "type": "function",
     "function": {
@@ -101,7 +102,10 @@ class Thoughts:
 
 
 class FreeGrammar:
-    """A grammar backend that compiles all but one text, if need be slowly, and allows everything."""
+    """A grammar backend that compiles all but one text, if need be slowly, and allows everything.
+
+    Another text fails with the first token.
+    """
 
     def attach(self, sequence: SequenceView) -> bool:
         wanted = sequence.request.sampling_params.structured_outputs
@@ -110,7 +114,10 @@ class FreeGrammar:
             raise InvalidRequestError("structured_outputs", "no such grammar")
         return True
 
-    def prepare(self, rows: Any) -> None: ...
+    def prepare(self, rows: Any) -> dict[int, str]:
+        sequences = [row.sequence for row in rows]
+        wanted = {s.sequence_id: s.request.sampling_params.structured_outputs for s in sequences}
+        return {i: "structured_outputs: no further" for i, w in wanted.items() if w and ENDING_GRAMMAR in w.source}
 
     def apply(self, logits: Any, rows: Any) -> None: ...
 

@@ -189,6 +189,19 @@ def test_a_grammar_that_cannot_be_compiled_is_no_broken_stream(server) -> None:
     refused(server.post(TEXT, prompt=["x", "y"], n=2, structured_outputs=BAD_GRAMMAR), 400, "structured_outputs")
 
 
+def test_a_grammar_that_fails_on_the_way_is_the_clients(server) -> None:
+    ends = {"title": "this cannot be followed"}
+    tool = {"type": "function", "function": {"name": "f", "parameters": ends}}
+    for body, param in (
+        ({"structured_outputs": {"json": ends}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": ends}}}, "response_format"),
+        ({"tools": [tool], "tool_choice": "required"}, "tools"),
+    ):
+        for stream in (False, True):
+            message = refused(server.post(CHAT, messages=[USER], stream=stream, **body), 400, param, "invalid_value")
+            assert message == f"{param}: no further"
+
+
 NULLS = {
     TEXT: ("best_of echo logprobs suffix add_special_tokens truncate_prompt_tokens", {"prompt": "<say>ok</say>"}),
     CHAT: (

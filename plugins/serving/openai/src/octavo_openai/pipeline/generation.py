@@ -16,6 +16,8 @@ from octavo_openai.errors import APIError
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs with the index of their request."""
+_CONSTRAINT = "structured_outputs"
+"""Where a grammar fails between two tokens, only the error's words say that it is this field's."""
 
 
 def generate(llm: AsyncLLM, requests: Sequence[Request], incremental: bool) -> Outputs:
@@ -39,11 +41,14 @@ async def _outputs(llm: AsyncLLM, index: int, request: Request, incremental: boo
 def _sound(output: RequestOutput) -> RequestOutput:
     """The output itself. Raises if one of its completions failed."""
     for completion in output.outputs:
-        if completion.error_field is not None:
-            message = (completion.error or "").removeprefix(f"{completion.error_field}: ")
-            raise InvalidRequestError(completion.error_field, message)
-        if completion.error is not None:
+        if completion.error is None:
+            continue
+        field = completion.error_field
+        if field is None and completion.error.startswith(f"{_CONSTRAINT}: "):
+            field = _CONSTRAINT
+        if field is None:
             raise APIError(500, completion.error, code="generation_failed")
+        raise InvalidRequestError(field, completion.error.removeprefix(f"{field}: "))
     return output
 
 
