@@ -25,8 +25,6 @@ from octavo.hookspecs import hookimpl
 from octavo.spec import (
     AttentionBackendEntry,
     AttentionCapabilities,
-    AttentionLayerParams,
-    AttentionMetadataInputs,
     ModelEntry,
     TokenizerData,
     WeightFormatEntry,
@@ -58,25 +56,8 @@ def script_steps(token_ids: Sequence[int]) -> Iterator[int]:
 class EchoAttention(TableAttention):
     """Gathers the history as the table model does, and reads the script out of it."""
 
-    def forward(
-        self,
-        layer: AttentionLayerParams,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadataInputs,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # [num_tokens, 1, 1]
-        slots = kv_cache.view(-1, 2)
-        slots[metadata.slot_mapping, 0] = key[:, 0, 0]
-        following: list[int] = []
-        starts = metadata.query_start_loc.tolist()
-        for i, seq_len in enumerate(metadata.seq_lens.tolist()):
-            blocks = kv_cache.view(-1, metadata.block_size, 2)[metadata.block_table[i].long()]
-            history = blocks.view(-1, 2)[:seq_len, 0].to(torch.int64).tolist()
-            following += islice(script_steps(history), seq_len - (starts[i + 1] - starts[i]), None)
-        return torch.tensor(following, dtype=torch.float32).view(-1, 1, 1)
+    def values_of(self, history: Sequence[int], first: int, window: int | None) -> Sequence[int]:
+        return list(islice(script_steps(history), first, None))
 
 
 class EchoModel(TableModel):

@@ -98,21 +98,22 @@ class TableAttention:
     ) -> torch.Tensor:  # [num_tokens, 1, 1]
         slots = kv_cache.view(-1, 2)
         slots[metadata.slot_mapping, 0] = key[:, 0, 0]
-        states: list[int] = []
+        values: list[int] = []
         starts = metadata.query_start_loc.tolist()
         for i, seq_len in enumerate(metadata.seq_lens.tolist()):
             positions = torch.arange(seq_len)
             blocks = metadata.block_table[i].long()[positions // metadata.block_size]
             history = slots[blocks * metadata.block_size + positions % metadata.block_size, 0]
             first = seq_len - (starts[i + 1] - starts[i])
-            if layer.sliding_window is None:
-                ids = [int(x) for x in history.tolist()]
-                states += list(accumulate(ids, next_state, initial=0))[first + 1 :]
-            else:  # what left the window may be anything by now
-                for end in range(first + 1, seq_len + 1):
-                    window = history[max(0, end - layer.sliding_window) : end]
-                    states.append(state_of([int(x) for x in window.tolist()]))
-        return torch.tensor(states, dtype=torch.float32).view(-1, 1, 1)
+            values += self.values_of([int(x) for x in history.tolist()], first, layer.sliding_window)
+        return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+
+    def values_of(self, history: Sequence[int], first: int, window: int | None) -> Sequence[int]:
+        """One value for each position of `history` (token ids) from `first` on, by what stands up to there."""
+        if window is None:
+            return list(accumulate(history, next_state, initial=0))[first + 1 :]
+        # what left the window may be anything by now
+        return [state_of(history[max(0, end - window) : end]) for end in range(first + 1, len(history) + 1)]
 
 
 class TableModel(torch.nn.Module):
