@@ -12,6 +12,8 @@ from octavo.errors import EngineDeadError, InvalidRequestError
 
 RETRY_AFTER = 1
 """Seconds that a client is told to wait where nothing better is known."""
+_HEAD, _TAIL = 200, 100
+"""Characters that are kept of a long message: what is wrong comes first, what to do about it last."""
 
 
 class APIError(Exception):
@@ -26,6 +28,8 @@ class APIError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if status < 500:  # it may quote the client, however much that sent
+            message, param = _cut(message), param and _cut(param)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -41,6 +45,10 @@ class APIError(Exception):
         if self.status >= 500:
             return "server_error"
         return {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, "invalid_request_error")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
 
 
 def as_api_error(error: Exception) -> APIError | None:

@@ -76,6 +76,9 @@ class ServerOptions(Section, frozen=True):
     ] = 750_000
     max_stop_strings: Annotated[int, Meta(ge=0), _doc("Most stop strings of a request.")] = 64
     max_tools: Annotated[int, Meta(ge=0), _doc("Most tools of a request.")] = 128
+    max_items: Annotated[
+        PositiveInt, _doc("Most items of all lists and objects of a request; numbers and prompts do not count.")
+    ] = 20_000
     max_body_bytes: Annotated[PositiveInt, _doc("Longest body of a request in bytes.")] = 8 * 2**20
     max_queued_requests: Annotated[
         PositiveInt, _doc("Requests that wait to be computed; while there are more, new ones are refused (429).")

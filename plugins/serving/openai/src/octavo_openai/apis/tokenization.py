@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.errors import InvalidRequestError
 from octavo_openai.apis.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
+from octavo_openai.apis.item_count import check_items
 from octavo_openai.http.api_call import APICall
 from octavo_openai.pipeline.conversation import Conversation, prompt_token_ids
 from octavo_openai.pipeline.messages import Rendering
@@ -52,6 +53,7 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
 async def tokenize(api_call: APICall[TokenizeRequest]) -> TokenizeResponse:
     body, llm = api_call.body, api_call.service.llm
     api_call.service.find_model(body.model)
+    check_items(body, api_call.service.options.max_items)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "give either prompt or messages")
     if body.prompt is not None:
@@ -66,6 +68,8 @@ async def tokenize(api_call: APICall[TokenizeRequest]) -> TokenizeResponse:
         ids = await prompt_token_ids(
             api_call.service, Conversation(messages=messages, tools=tools, rendering=rendering)
         )
+    if body.return_token_strs and len(ids) > llm.max_model_len:  # to spell all of them would hold others up
+        raise InvalidRequestError("return_token_strs", f"takes at most {llm.max_model_len} tokens, got {len(ids)}")
     spellings = [need_tokenizer(llm).token(i) for i in ids] if body.return_token_strs else None
     return TokenizeResponse(count=len(ids), max_model_len=llm.max_model_len, tokens=ids, token_strs=spellings)
 
