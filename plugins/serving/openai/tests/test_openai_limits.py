@@ -222,7 +222,7 @@ def test_a_long_prompt_does_not_hold_others_up(server) -> None:
     answers: list[int] = []
 
     def ask() -> None:
-        answers.append(server.post(TEXT, prompt="many words " * 200_000).status_code)
+        answers.append(server.post("/tokenize", prompt="many words " * 200_000).status_code)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -230,7 +230,7 @@ def test_a_long_prompt_does_not_hold_others_up(server) -> None:
     while thread.is_alive():
         num_meanwhile += httpx.get(f"{server.url}/health").status_code == 200
     thread.join()
-    assert answers == [400]
+    assert answers == [200]
     assert num_meanwhile > 10
 
 
