@@ -106,6 +106,49 @@ def test_a_client_that_leaves_ends_its_requests(server, stream: bool, more: dict
     server.until_idle(seconds=3)
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("more", [b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", raw_request(TEXT, LONG) * 20, b"\0" * 99])
+def test_a_client_that_sends_more_and_leaves_ends_its_request(server, caplog, together: bool, more: bytes) -> None:
+    llm, first = server.service.llm, raw_request(TEXT, {**LONG, "n": 8})
+    with connect(server) as client:
+        client.sendall(first + more if together else first)
+        server.until(lambda: llm.num_unfinished > 0 and llm.num_waiting == 0)
+        if not together:
+            client.sendall(more)
+            time.sleep(0.05)
+        assert llm.num_unfinished == 1
+    server.until_idle(seconds=3)
+    assert not caplog.records
+
+
+def test_who_does_not_wait_for_an_answer_gets_the_first_whole(server) -> None:
+    one, two = (raw_request(TEXT, {"prompt": f"<say>{word}</say>", "max_tokens": 400}) for word in ("one" * 99, "two"))
+    with connect(server) as client:
+        client.sendall(one + two)
+        with client.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert json.loads(body)["choices"][0]["text"] == "one" * 99
+
+
+def test_a_client_of_http_1_0_reads_a_stream_to_the_end_of_the_connection(server) -> None:
+    request = raw_request(TEXT, {"prompt": "<say>old and slow</say>", "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    for asked in (request, b"GET /health HTTP/1.0\r\n\r\n", b"GET /nowhere HTTP/1.0\r\n\r\n"):
+        with connect(server) as client:
+            client.sendall(asked)
+            with client.makefile("rb") as answer:
+                head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"\r\nconnection: close" in head
+        if asked is request:
+            *events, done, end = body.split(b"\n\n")
+            assert (done, end) == (b"data: [DONE]", b"")
+            text = "".join(json.loads(e.removeprefix(b"data: "))["choices"][0]["text"] for e in events)
+            assert text == "old and slow"
+        else:
+            assert f"\r\ncontent-length: {len(body)}".encode() in head
+
+
 def test_a_chat_that_nobody_reads(server) -> None:
     messages = [{"role": "user", "content": LONG["prompt"]}]
     with connect(server) as client:
@@ -239,6 +282,19 @@ def test_clients_that_offer_another_protocol_get_their_answer(server) -> None:
     response = server.post(TEXT, prompt="<say>ok</say>", _headers=offer)
     assert (response.status_code, response.http_version) == (200, "HTTP/1.1")
     assert response.json()["choices"][0]["text"] == "ok"
+    with connect(server) as client:  # again on the same connection, in little pieces
+        for word in ("one", "two"):
+            request = raw_request(TEXT, {"prompt": f"<say>{word}</say>"}, **offer)
+            for i in range(0, len(request), 9):
+                client.sendall(request[i : i + 9])
+                time.sleep(0.001)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += client.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert f'"text":"{word}"'.encode() in answer
+        client.sendall(b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
 
 
 def test_request_ids(server) -> None:

@@ -1,25 +1,24 @@
 """One client's connection: uvicorn's protocol, with limits on what a client may leave open.
 
 uvicorn waits for ever for a request that has begun and for a client that does not read. Here either has a deadline, the
-head of a request has a longest length, what is no HTTP is answered in the same shape as every other error, and whoever
-offers to go on in HTTP/2 (as Java's client does) is answered in HTTP/1.1 instead of losing the body.
-Owns: those limits. Must never know: what is asked or answered.
+head of a request has a longest length, and what is no HTTP is answered in the same shape as every other error. Whoever
+sends more before the answer has come gets no second answer, so that it is noticed at once when he leaves.
+Owns: those limits, and what uvicorn makes wrong of HTTP. Must never know: what is asked or answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo_openai.errors import APIError
 from octavo_openai.http.error_shapes import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 def make_connection_class(seconds: float) -> type[HttpToolsProtocol]:
@@ -29,6 +28,10 @@ def make_connection_class(seconds: float) -> type[HttpToolsProtocol]:
         deadline = seconds
 
     return Connection
+
+
+class _TooEarly(Exception):
+    """A request begins before the one before has its answer."""
 
 
 class _Connection(HttpToolsProtocol):
@@ -50,18 +53,35 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_answering():
+            self._close_after_answer()
+            return
         if self._timer is None and self._in_head:
             self._wait_for_client()
         self._head_bytes += len(data)
-        super().data_received(_without_upgrade(data) if self._in_head else data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(APIError(431, f"the head of a request may have at most {MAX_HEAD_BYTES} bytes"))
 
+    def on_message_begin(self) -> None:
+        if self._is_answering():
+            raise _TooEarly
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._in_head = False
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._stop_waiting()
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
@@ -77,6 +97,46 @@ class _Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(APIError(400, msg, code="invalid_http"))
 
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("this is no proxy")
+                return
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[offer.args[0] :])
+        except httptools.HttpParserError:
+            if self._is_answering():  # what it says is no matter, for it came too early
+                self._close_after_answer()
+            else:
+                self.send_400_response("this is no HTTP")
+
+    def _is_answering(self) -> bool:
+        """Whether a whole request has come whose answer has not gone yet."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def _close_after_answer(self) -> None:
+        """Whoever sends requests in a row must be ready to send those again that get none (RFC 9112, section 9.3.2).
+
+        To keep them, one would have to stop reading at some length, and then could not see the client leave.
+        """
+        self.cycle.keep_alive = False
+
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that was read, without its offer to go on in another protocol, such as Java's client makes.
+
+        Servers may ignore it (RFC 9110, section 7.8), but the parser takes what follows for that protocol's.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
     def _wait_for_client(self) -> None:
         self._stop_waiting()
         self._timer = self.loop.call_later(self.deadline, self._give_up)
@@ -87,7 +147,7 @@ class _Connection(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        if self.flow.read_paused and not self.flow.write_paused:  # the request before has no answer yet
+        if self.flow.read_paused and not self.flow.write_paused:  # it is our turn to take what has come
             self._wait_for_client()
         else:
             self.transport.abort()
@@ -103,10 +163,13 @@ class _Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """The head of a request without the wish for another protocol: the parser would take its body for that protocol's.
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 has no chunks: there, an answer without a length ends with the connection (RFC 9112, section 6.3)."""
+    send = cycle.send
 
-    Servers may ignore it (RFC 9110, section 7.8).
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
+    async def send_plainly(message: Any) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))  # of this piece, of which uvicorn asks no more
+        await send(message)
+
+    cycle.send = send_plainly  # type: ignore[method-assign] - uvicorn makes its cycles itself
