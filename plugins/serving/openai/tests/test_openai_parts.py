@@ -20,7 +20,7 @@ from octavo_openai.apis.logprobs import Spelling
 from octavo_openai.errors import APIError
 from octavo_openai.http.bodies import decode_body
 from octavo_openai.http.request_log import JSONFormatter, TextFormatter, configure_logging
-from octavo_openai.options import ServerOptions, add_flags, read_options
+from octavo_openai.options import ServerOptions, add_flags, read_engine_config, read_options
 from octavo_openai.pipeline.constrained_calls import ArgumentsParser, CallListParser, CallsOrContentParser
 from octavo_openai.pipeline.tool_choice import ToolChoice, plan_tool_use
 
@@ -62,18 +62,30 @@ def test_keys_come_from_the_environment_too(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "configured", "named"),
     [
-        (["--port", "x"], {}, "plugins.openai.port"),
-        (["--port", "70000"], {}, "plugins.openai.port"),
-        (["--max-n", "0"], {}, "plugins.openai.max_n"),
-        (["--unknown-fields", "hide"], {}, "plugins.openai.unknown_fields"),
+        (["--port", "x"], {}, "--port: must be int"),
+        (["--port", "70000"], {}, "--port: must be int <= 65535"),
+        (["--max-n", "0"], {}, "--max-n: must be int >= 1"),
+        (["--unknown-fields", "hide"], {}, "--unknown-fields: must be one of warn, refuse, ignore"),
+        ([], {"port": "x"}, "plugins.openai.port: must be int"),
         (["--api-key", ""], {}, "plugins.openai.api_key"),
         (["--ssl-keyfile", "k.pem"], {}, "ssl_certfile"),
-        ([], {"prot": 1}, "prot"),
+        ([], {"prot": 1}, "'prot'; did you mean 'port'"),
     ],
 )
 def test_bad_options(flags: list[str], configured: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         options(*flags, **configured)
+
+
+def test_the_model_may_be_given_by_its_place() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    arguments = parser.parse_args(["some/model", "--port", "0"])
+    arguments.engine_config = EngineConfig()
+    assert read_engine_config(arguments).model.path == "some/model"
+    arguments = parser.parse_args([])
+    arguments.engine_config = EngineConfig()
+    assert read_engine_config(arguments) is arguments.engine_config
 
 
 class Inner(msgspec.Struct):
@@ -101,7 +113,7 @@ class Outer(msgspec.Struct):
 )
 def test_errors_of_bodies_name_the_place(body: Any, param: str | None) -> None:
     with pytest.raises(APIError) as caught:
-        decode_body(json.dumps(body).encode(), Outer)
+        decode_body(json.dumps(body).encode(), Outer, max_items=100)
     assert caught.value.param == param
     assert "`" not in caught.value.message
     assert caught.value.message.startswith(param or "the body")
@@ -114,7 +126,7 @@ def test_unknown_fields_are_found_where_they_are() -> None:
         "free": {"anything": {"goes": 1}},
         "e": [],
     }
-    record, unknown = decode_body(json.dumps(body).encode(), Outer)
+    record, unknown = decode_body(json.dumps(body).encode(), Outer, max_items=100)
     assert unknown == ["inner.c", "many[1].d", "e"]
     assert record.free == {"anything": {"goes": 1}}
 

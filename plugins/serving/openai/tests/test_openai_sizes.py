@@ -19,6 +19,7 @@ MANY: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": "x", "structured_outputs": {"json": {"enum": ["x"] * 60}}}, "structured_outputs"),
     (RESPONSES, {"input": [USER] * 60}, "input"),
     (RESPONSES, {"input": "x", "metadata": {f"k{i}": "v" for i in range(60)}}, "metadata"),
+    (TEXT, {"prompt": "x", "nobody": {f"k{i}": 1 for i in range(60)}}, "nobody"),
     ("/tokenize", {"messages": [USER] * 60}, "messages"),
     (MESSAGES, {"messages": [USER], "system": [{"type": "text", "text": "x"}] * 60, "max_tokens": 1}, "system"),
     (MESSAGES + "/count_tokens", {"messages": [USER] * 60}, "messages"),
@@ -34,6 +35,8 @@ def test_many_items(start) -> None:
             error = response.json()["error"]
             assert error.get("param", field) == field
             assert error["message"].startswith(f"{field}: is too large")
+    response = server.post(TEXT, prompt="x", **{f"k{i}": 1 for i in range(60)})
+    assert response.json()["error"]["message"].startswith("the body: is too large")
 
 
 def test_numbers_and_prompts_are_no_items(start) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import typing
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from octavo.config import Section
-from octavo.errors import ConfigError
+from octavo.config import EngineConfig, Section
+from octavo.errors import ConfigError, suggestion
 
 PLUGIN = "openai"
 """This plugin's name, under which the configuration has its options."""
@@ -78,7 +76,7 @@ class ServerOptions(Section, frozen=True):
     max_tools: Annotated[int, Meta(ge=0), _doc("Most tools of a request.")] = 128
     max_items: Annotated[
         PositiveInt, _doc("Most items of all lists and objects of a request; numbers and prompts do not count.")
-    ] = 20_000
+    ] = 50_000
     max_body_bytes: Annotated[PositiveInt, _doc("Longest body of a request in bytes.")] = 8 * 2**20
     max_queued_requests: Annotated[
         PositiveInt, _doc("Requests that wait to be computed; while there are more, new ones are refused (429).")
@@ -103,10 +101,11 @@ class ServerOptions(Section, frozen=True):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each option; what is not given stays out of the namespace."""
+    """The model by its place, and a flag for each option; what is not given stays out of the namespace."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model: a folder, a GGUF file or a hub id")
     group = parser.add_argument_group("server options")
     for field in msgspec.structs.fields(ServerOptions):
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = _flag(field.name)
         settings: dict[str, Any] = {"dest": _dest(field.name), "default": argparse.SUPPRESS, "help": _help(field)}
         if _plain(field.type) is bool:
             settings["action"] = argparse.BooleanOptionalAction
@@ -119,10 +118,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def read_options(arguments: argparse.Namespace) -> ServerOptions:
     """The options in force: flags win over file and environment. Raises `ConfigError`."""
     given = dict(arguments.engine_config.plugins.get(PLUGIN, {}))
+    said = {name: f"plugins.{PLUGIN}.{name}" for name in given}
     for name in ServerOptions.__struct_fields__:
         if hasattr(arguments, _dest(name)):
-            given[name] = getattr(arguments, _dest(name))
-    options = _convert(given)
+            given[name], said[name] = getattr(arguments, _dest(name)), _flag(name)
+    options = ServerOptions(**{name: _convert(name, value, said[name]) for name, value in given.items()})
     key = os.environ.get(API_KEY_VARIABLE)
     if key and key not in options.api_key:
         options = msgspec.structs.replace(options, api_key=(*options.api_key, key))
@@ -133,24 +133,35 @@ def read_options(arguments: argparse.Namespace) -> ServerOptions:
     return options
 
 
-def _convert(given: Mapping[str, Any]) -> ServerOptions:
-    """Options of which some may be written as text, as flags and environment have them."""
+def read_engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """The engine's configuration, with the model that was given by its place."""
+    config: EngineConfig = arguments.engine_config
+    if arguments.model is None:
+        return config
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=arguments.model))
+
+
+def _convert(name: str, value: Any, said: str) -> Any:
+    """An option's value, which may be written as text, as flags and environment have it; `said`: how it was named."""
     types = {field.name: field.type for field in msgspec.structs.fields(ServerOptions)}
-    values = dict(given)
-    for name, value in given.items():
-        if not isinstance(value, str) or name not in types:
-            continue
-        if _is_list(types[name]):
-            values[name] = [part.strip() for part in value.split(",") if part.strip()]
-        elif value.lower() == "none" and type(None) in typing.get_args(_plain(types[name])):
-            values[name] = None
+    if name not in types:
+        raise ConfigError(f"plugins.{PLUGIN}: no option is called {name!r}{suggestion(name, types)}")
+    kind = _plain(types[name])
+    if isinstance(value, str) and _is_list(types[name]):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    elif isinstance(value, str) and value.lower() == "none" and type(None) in typing.get_args(kind):
+        value = None
     try:
-        return msgspec.convert(values, ServerOptions, strict=False)
+        return msgspec.convert(value, types[name], strict=False)
     except msgspec.ValidationError as error:
-        message, name = str(error), ""
-        if match := re.search(r" - at `\$\.(\w+).*`$", message):
-            message, name = message[: match.start()], f".{match[1]}"
-        raise ConfigError(f"plugins.{PLUGIN}{name}: {message.replace('`', '')}") from None
+        reason = str(error).replace("`", "").replace("Expected", "must be")
+        if typing.get_origin(kind) is Literal:
+            reason = f"must be one of {', '.join(typing.get_args(kind))}"
+        raise ConfigError(f"{said}: {reason}") from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _dest(name: str) -> str:

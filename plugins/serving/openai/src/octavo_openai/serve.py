@@ -29,7 +29,7 @@ from octavo_openai.http.app import Application, with_cors
 from octavo_openai.http.connection import make_connection_class
 from octavo_openai.http.request_log import configure_logging
 from octavo_openai.http.static_files import page_routes
-from octavo_openai.options import ServerOptions, read_options
+from octavo_openai.options import ServerOptions, read_engine_config, read_options
 from octavo_openai.routes import ROUTES
 from octavo_openai.service import Service
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging(options.log_format, options.log_requests)
     raise_file_limit()
     with listen(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_until_signal(Service(options), arguments.engine_config, listener))
+        return runner.run(_serve_until_signal(Service(options), read_engine_config(arguments), listener))
 
 
 async def _serve_until_signal(service: Service, config: EngineConfig, listener: socket.socket) -> int:

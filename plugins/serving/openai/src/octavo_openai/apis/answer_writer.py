@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from octavo_openai.apis.item_count import check_items
 from octavo_openai.errors import APIError, field_names
 from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id
@@ -64,7 +63,6 @@ async def answer_api_call(
     body = api_call.body
     names = body.field_names()
     model = api_call.service.find_model(body.model)
-    check_items(body, api_call.service.options.max_items)
     with field_names(names):
         writer = await prepare(model)
         if not body.stream:

@@ -36,7 +36,6 @@ from octavo_openai.apis.anthropic_records import (
     ToolUseBlock,
 )
 from octavo_openai.apis.anthropic_request import CountTokensRequest, MessagesRequest
-from octavo_openai.apis.item_count import check_items
 from octavo_openai.apis.json_object import ObjectText
 from octavo_openai.errors import field_names
 from octavo_openai.http.answers import EventStream, frame
@@ -52,7 +51,6 @@ async def create_message(api_call: APICall[MessagesRequest]) -> msgspec.Struct |
 async def count_tokens(api_call: APICall[CountTokensRequest]) -> InputTokens:
     body, service = api_call.body, api_call.service
     service.find_model(body.model)
-    check_items(body, service.options.max_items)
     with field_names(body.field_names()):
         ids = await prompt_token_ids(service, body.conversation(service.options))
     return InputTokens(input_tokens=len(ids))

@@ -11,7 +11,6 @@ import msgspec
 
 from octavo.errors import InvalidRequestError
 from octavo_openai.apis.chat_request import ChatMessage, ToolDefinition, template_messages, template_tools
-from octavo_openai.apis.item_count import check_items
 from octavo_openai.http.api_call import APICall
 from octavo_openai.pipeline.conversation import Conversation, prompt_token_ids
 from octavo_openai.pipeline.messages import Rendering
@@ -53,7 +52,6 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
 async def tokenize(api_call: APICall[TokenizeRequest]) -> TokenizeResponse:
     body, llm = api_call.body, api_call.service.llm
     api_call.service.find_model(body.model)
-    check_items(body, api_call.service.options.max_items)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "give either prompt or messages")
     if body.prompt is not None:

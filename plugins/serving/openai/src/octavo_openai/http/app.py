@@ -148,7 +148,7 @@ class _Endpoint:
         _check_content(exchange)
         raw = await exchange.read_body(options.max_body_bytes)
         assert self._route.body is not None
-        body, unknown = decode_body(raw, self._route.body)
+        body, unknown = decode_body(raw, self._route.body, options.max_items)
         if unknown and options.unknown_fields == "refuse":
             refuse_unknown(unknown)
         if unknown and options.unknown_fields == "warn":

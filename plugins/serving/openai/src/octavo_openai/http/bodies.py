@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo_openai.errors import APIError
+from octavo_openai.http.item_count import check_items
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
@@ -21,12 +22,16 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 
 
-def decode_body(raw: bytes, kind: type[T]) -> tuple[T, list[str]]:
-    """The record in `raw`, and the paths of fields that it does not know. Raises `APIError` (400)."""
+def decode_body(raw: bytes, kind: type[T], max_items: int) -> tuple[T, list[str]]:
+    """The record in `raw`, and the paths of fields that it does not know. Raises `APIError` (400).
+
+    Lists and mappings may have `max_items` in all, as `check_items` counts.
+    """
     try:
         tree = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise APIError(400, f"the body is not JSON that can be read: {error}", code="invalid_json") from None
+    check_items(tree, max_items)
     try:
         record = msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
