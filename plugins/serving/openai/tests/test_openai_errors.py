@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import re
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from octavo_openai.http import exchange
+from octavo_openai.http.answers import EventStream
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BAD_GRAMMAR = {"grammar": "this cannot be compiled"}
@@ -319,6 +323,26 @@ def test_headers_go_out_when_nothing_comes_for_long(server, monkeypatch) -> None
     (event,) = response.text.strip().split("\n\n")
     assert json.loads(event.removeprefix("data: "))["error"]["param"] == "structured_outputs"
     assert server.events(TEXT, prompt="<say>ok</say>")[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_error_that_comes_as_the_client_leaves_is_not_logged(caplog) -> None:
+    async def frames() -> AsyncGenerator[bytes, None]:
+        sending.cancel()
+        raise ValueError("what the client wrote")
+        yield b""
+
+    async def leave() -> None:
+        nonlocal sending
+        made = exchange.Exchange({"type": "http", "headers": []}, asyncio.Event().wait, asyncio.Event().wait)
+        sending = asyncio.create_task(made.send_stream(EventStream(frames())))
+        await asyncio.wait((sending,))
+        assert sending.cancelled()
+        del sending
+        gc.collect()  # asyncio logs an error that nobody asked for when it is forgotten
+
+    sending: asyncio.Task[None]
+    asyncio.run(leave())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -143,6 +143,8 @@ class Exchange:
             if not first.done():
                 first.cancel()
                 await asyncio.wait((first,))
+            if not first.cancelled():
+                first.exception()  # asyncio would log it, with the client's text, if nobody were left to hear it
             await frames.aclose()
 
     async def _send_frames(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
