@@ -98,6 +98,13 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
 def test_the_log_as_json_holds_no_text_of_anybody(run) -> None:
     process = run("--log-format", "json")
     url = process.address()
@@ -149,6 +156,16 @@ def test_a_unix_socket(run, tmp_path) -> None:
     assert process.address() == f"unix:{path}"
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
         assert client.get("/health").status_code == 200
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert not path.exists()
+
+
+def test_an_end_while_the_model_is_loaded_leaves_no_socket(run, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "server.sock"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = run("--uds", str(path))
+    until(lambda: list(tmp_path.glob("octavo-*")))  # the engine's: loading has begun
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
     assert not path.exists()

@@ -73,6 +73,9 @@ async def serve(
     try:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
+            server.should_exit = True
+            await serving
+            _forget_socket(options)
             os._exit(0)  # threads that load cannot be called back; the engine's process ends with this one
         llm = loading.result()
         try:
@@ -158,8 +161,13 @@ def listen(options: ServerOptions) -> Generator[socket.socket]:
             listener.listen(_BACKLOG)
             yield listener
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(options.uds)
+            _forget_socket(options)
+
+
+def _forget_socket(options: ServerOptions) -> None:
+    if options.uds is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(options.uds)
 
 
 def _address(options: ServerOptions, listener: socket.socket) -> str:
