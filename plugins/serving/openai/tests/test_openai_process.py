@@ -174,7 +174,7 @@ def test_an_end_while_the_model_is_loaded_leaves_no_socket(run, tmp_path, monkey
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--port", "many"], "plugins.openai.port"),
+        (["--port", "many"], "--port: must be int"),
         (["--ssl-certfile", "/nowhere.pem", "--ssl-keyfile", "/nowhere.pem"], "No such file"),
         (["--host", "256.1.1.1"], "error"),
     ],
