@@ -35,12 +35,12 @@ def main(address: str, lifeline: int, level: int) -> None:
     logging.basicConfig(format="octavo engine: %(levelname)s: %(message)s")
     logging.getLogger("octavo").setLevel(level)
     folder = os.path.dirname(address.removeprefix("ipc://"))
-    threading.Thread(target=_end_with_parent, args=(lifeline, os.getppid(), folder), daemon=True).start()
     context = zmq.Context()
     socket = wire.open_socket(context)
     socket.bind(address)
+    threading.Thread(target=_end_with_parent, args=(lifeline, os.getppid(), folder), daemon=True).start()
     socket.poll()
-    shutil.rmtree(folder)  # the parent is there, and nobody else is to come
+    shutil.rmtree(folder, ignore_errors=True)  # the parent is there, and nobody else is to come
     gc.freeze()  # what is imported lives as long as the process
     run_core(wire.Channel(socket, wire.TO_CORE))
     context.destroy(linger=1000)

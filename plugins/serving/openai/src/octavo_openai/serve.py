@@ -25,6 +25,7 @@ import uvloop
 
 from octavo import AsyncLLM
 from octavo.config import EngineConfig
+from octavo.errors import ConfigError
 from octavo_openai.http.app import Application, with_cors
 from octavo_openai.http.connection import make_connection_class
 from octavo_openai.http.request_log import configure_logging
@@ -68,6 +69,7 @@ async def serve(
     settings.load()  # raises for certificates that cannot be read
     server = _Server(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    logger.info("loading the model; until it is there %s answers 503", _address(options, listener))
     loading = asyncio.create_task(AsyncLLM.start(config, plugins, in_process=options.in_process))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -146,10 +148,12 @@ def stop_on_signals() -> asyncio.Event:
 
 @contextlib.contextmanager
 def listen(options: ServerOptions) -> Generator[socket.socket]:
-    """A socket that is bound already, so that its port is known and clients may come. Raises `OSError`."""
+    """A socket that is bound already, so that its port is known and clients may come.
+
+    Raises `ConfigError` where nobody can listen, and `OSError` for the path of a Unix socket.
+    """
     if options.uds is None:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        with socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG) as listener:
+        with _bound(options.host, options.port) as listener:
             yield listener
         return
     with contextlib.suppress(FileNotFoundError):
@@ -162,6 +166,16 @@ def listen(options: ServerOptions) -> Generator[socket.socket]:
             yield listener
         finally:
             _forget_socket(options)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else str(error)
+        message = f"cannot listen on port {port} of {host}: {reason}; choose others with --port and --host"
+        raise ConfigError(message) from error
 
 
 def _forget_socket(options: ServerOptions) -> None:
