@@ -373,7 +373,8 @@ def test_ctrl_c_leaves_a_report_of_what_was_done(fake_server, tmp_path: Path) ->
     assert (results["num_completed"], results["num_failed"]) == (3, 0)
     assert (results["num_unfinished"], results["num_unsent"]) == (2, 3)
     assert results["num_output_tokens"] == sum(body["max_tokens"] for body in fake_server.bodies[:3])
-    assert [one["ttft"] is None for one in record["requests"]] == [False] * 5 + [True] * 3
+    # those under way may have had a first token by then, or not
+    assert 3 <= sum(one["ttft"] is not None for one in record["requests"]) <= 5
     assert ElementTree.parse(tmp_path / "plot.svg").getroot().tag.endswith("svg")
 
 
