@@ -91,6 +91,65 @@ def test_the_head_of_the_queue_is_not_overtaken(make_scheduler: MakeScheduler, m
     assert planned(scheduler.schedule()) == {2: 9, 3: 1}
 
 
+def test_what_another_computes_in_this_step_is_waited_for(
+    make_scheduler: MakeScheduler, make_request: MakeRequest
+) -> None:
+    scheduler = make_scheduler(budget=20, max_num_seqs=4)
+    shared = list(range(1, 9))
+    add(scheduler, 1, make_request([*shared, 20], arrival=1.0))
+    add(scheduler, 2, make_request([*shared, 21], arrival=2.0))
+    add(scheduler, 3, make_request([30] * 9, arrival=3.0))  # goes first: nobody computes any of it
+    add(scheduler, 4, make_request([*shared, 22], arrival=4.0, prompt_logprobs=1))  # has to compute it itself
+    plan = scheduler.schedule()
+    assert planned(plan) == {1: 9, 3: 9, 4: 2}
+    commit(scheduler, plan, _1=(5,), _3=(5,))
+    plan = scheduler.schedule()
+    assert planned(plan) == {1: 1, 3: 1, 4: 7, 2: 1}
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (9, 8)
+    commit(scheduler, plan, _1=(5,), _2=(5,), _3=(5,), _4=(5,))
+
+
+def test_a_shared_prompt_that_comes_in_chunks_is_computed_once(
+    make_scheduler: MakeScheduler, make_request: MakeRequest
+) -> None:
+    scheduler = make_scheduler(budget=10)
+    for child_index in range(3):
+        scheduler.add(child_index, make_request(list(range(20)), n=3), child_index)
+        scheduler.mark_ready(child_index)
+    plan = scheduler.schedule()
+    assert planned(plan) == {0: 10}
+    commit(scheduler, plan)
+    plan = scheduler.schedule()
+    assert planned(plan) == {0: 10}
+    commit(scheduler, plan, _0=(1,))
+    plan = scheduler.schedule()
+    assert planned(plan) == {0: 1, 1: 4, 2: 4}
+
+
+def test_sequences_that_wait_for_another_keep_their_places(
+    make_scheduler: MakeScheduler, make_request: MakeRequest
+) -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for sequence_id in range(3):
+        add(scheduler, sequence_id, make_request([1, 2, 3, 4, 5], arrival=float(sequence_id)))
+    add(scheduler, 3, make_request([9], arrival=3.0))
+    plan = scheduler.schedule()
+    assert planned(plan) == {0: 5}  # the second place is that of sequence 1, not of 3
+    commit(scheduler, plan, _0=(1,))
+    assert planned(scheduler.schedule()) == {0: 1, 1: 1}
+
+
+def test_a_failed_step_leaves_nothing_to_share(make_scheduler: MakeScheduler, make_request: MakeRequest) -> None:
+    scheduler = make_scheduler()
+    for sequence_id in range(2):
+        add(scheduler, sequence_id, make_request([1, 2, 3, 4, 5]))
+    scheduler.fail(scheduler.schedule(), "broken")
+    scheduler.check_integrity()
+    plan = scheduler.schedule()
+    assert planned(plan) == {1: 5}
+    commit(scheduler, plan, _1=(1,))
+
+
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", 3), ("priority", 1)])
 def test_the_lowest_priority_and_latest_gives_way_and_refunds_its_budget(
     policy: str, victim: int, make_scheduler: MakeScheduler, make_request: MakeRequest

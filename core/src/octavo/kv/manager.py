@@ -131,6 +131,24 @@ class KVCacheManager:
             group_id = (group_id + 1) % len(self.groups)
         return PrefixHit(limit, tuple(tuple(NULL_BLOCK if i is None else i for i in hit) for hit in hits))
 
+    def next_block(self, sequence: KVSequence, hit: PrefixHit) -> BlockHash | None:
+        """What would have to be cached for a longer hit than `hit`, its latest one; None if no longer one can be."""
+        end = hit.num_tokens + self._hit_unit
+        if end >= len(sequence.token_ids) or not sequence.blocks.hashes:
+            return None
+        return sequence.blocks.hashes[end // self.hash_block_size - 1]
+
+    def filled_blocks(self, sequence: KVSequence, start: int, stop: int) -> Sequence[BlockHash]:
+        """Hashes of what is full, in blocks of `hash_block_size`, once tokens `start` to `stop` are computed.
+
+        None of these tokens is a draft. Empty if prefixes are not shared.
+        """
+        if not self.prefix_caching:
+            return ()
+        blocks, unit = sequence.blocks, self.hash_block_size
+        extend_hashes(blocks.hashes, blocks.root, sequence.request, sequence.token_ids, unit)
+        return blocks.hashes[start // unit : stop // unit]
+
     def allocate(self, sequence: KVSequence, num_tokens: int, hit: PrefixHit | None = None) -> BlockIds | None:
         """Lengthen the block tables to hold `num_tokens` tokens, starting with the blocks of `hit`.
 

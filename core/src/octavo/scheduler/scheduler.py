@@ -7,34 +7,25 @@ how tokens are computed, text.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from octavo.config import SchedulerConfig
 from octavo.kv import KVCacheManager, PrefixHit
 from octavo.request import FinishReason, Request, TokenLogprobs
 from octavo.scheduler.draft_sizing import AllDrafts
 from octavo.scheduler.sequence import Sequence, SequenceStatus
+from octavo.scheduler.step_plan import StepPlan
 from octavo.snapshot import SequenceSnapshot
+from octavo.spec.kv import BlockHash
 from octavo.spec.schedule import WaitingQueue
 from octavo.step import (
     BlockIds,
     ScheduledSequence,
     SchedulerOutput,
     SequenceResult,
-    SequenceStart,
     SequenceUpdate,
     StepResult,
 )
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making."""
-
-    budget: int
-    scheduled: dict[int, ScheduledSequence] = field(default_factory=dict)
-    started: list[SequenceStart] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -117,7 +108,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step."""
-        step = _Step(self._config.max_num_batched_tokens)
+        step = StepPlan(self._config.max_num_batched_tokens)
         self.prefix_queries = self.prefix_hits = 0
         self._draft_sizing.choose(self._running, step.budget)
         self._schedule_running(step)
@@ -125,13 +116,7 @@ class Scheduler:
             self._admit_waiting(step)
         self.num_preempted = len(step.preempted)
         self._step_id += 1
-        plan = SchedulerOutput(
-            self._step_id,
-            tuple(self._released),
-            tuple(step.preempted),
-            tuple(step.started),
-            tuple(step.scheduled.values()),
-        )
+        plan = step.output(self._step_id, self._released)
         self._released.clear()
         return plan
 
@@ -177,7 +162,7 @@ class Scheduler:
         assert all(self._sequences.get(s.sequence_id) is s for s in self._running), "a stranger runs"
         assert len(self._running) <= self._config.max_num_seqs, "more sequences run than may"
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: StepPlan) -> None:
         allocate, scheduled, limit = self._kv.allocate, step.scheduled, self.max_model_len
         # The first ones of the running list are those in the plan: a victim leaves both.
         while (index := len(scheduled)) < len(self._running) and step.budget > 0:
@@ -195,12 +180,9 @@ class Scheduler:
                 if blocks is None:
                     continue
             sequence.draft_token_ids = ()
-            step.budget -= num_tokens
-            scheduled[sequence.sequence_id] = ScheduledSequence(
-                sequence.sequence_id, num_computed, num_tokens, drafts, blocks
-            )
+            step.go_on(sequence, num_tokens, drafts, blocks)
 
-    def _allocate_by_preempting(self, step: _Step, sequence: Sequence, num_tokens: int) -> BlockIds | None:
+    def _allocate_by_preempting(self, step: StepPlan, sequence: Sequence, num_tokens: int) -> BlockIds | None:
         """Blocks for a running sequence, at the cost of others; None if it had to give way itself."""
         while True:
             victim = max(self._running, key=self._queue.gives_way_key)
@@ -211,10 +193,8 @@ class Scheduler:
             if blocks is not None:
                 return blocks
 
-    def _preempt(self, step: _Step, victim: Sequence) -> None:
-        planned = step.scheduled.pop(victim.sequence_id, None)
-        if planned is not None:
-            step.budget += planned.num_scheduled_tokens
+    def _preempt(self, step: StepPlan, victim: Sequence) -> None:
+        step.preempt(victim.sequence_id)
         self._running.remove(victim)
         self._kv.free(victim)
         victim.num_computed_tokens = 0
@@ -222,29 +202,43 @@ class Scheduler:
         victim.num_preemptions += 1
         victim.status = SequenceStatus.WAITING
         self._queue.put_back(victim)
-        step.preempted.append(victim.sequence_id)
 
-    def _admit_waiting(self, step: _Step) -> None:
-        while step.budget > 0 and len(self._running) < self._config.max_num_seqs and len(self._queue):
+    def _admit_waiting(self, step: StepPlan) -> None:
+        """Start what there is room for. A sequence whose next block is on its way in this step waits to share it."""
+        postponed: list[Sequence] = []
+        on_the_way = self._blocks_on_the_way(step) if len(self._queue) else set[BlockHash]()
+        max_num_seqs = self._config.max_num_seqs
+        while step.budget > 0 and len(self._running) + len(postponed) < max_num_seqs and len(self._queue):
             sequence: Sequence = self._queue.peek()
             hit = self._kv.find_hit(sequence) if sequence.reads_prefix_cache else None
+            if hit is not None and self._kv.next_block(sequence, hit) in on_the_way:
+                postponed.append(self._queue.pop())
+                continue
             num_cached = 0 if hit is None else hit.num_tokens
             num_tokens, _ = self._next_tokens(sequence, num_cached, step.budget)
             total = min(num_cached + num_tokens + self._num_lookahead_tokens, self.max_model_len)
             blocks = self._kv.allocate(sequence, total, hit)
             if blocks is None:  # smaller ones behind it must not overtake it for ever
-                return
+                break
             self._queue.pop()
             sequence.status = SequenceStatus.RUNNING
             sequence.num_computed_tokens = num_cached
             self._running.append(sequence)
             if sequence.first_scheduled_time is None:
                 self._first_admission(sequence, hit)
-            step.started.append(SequenceStart(sequence.sequence_id, tuple(sequence.output_token_ids)))
-            step.budget -= num_tokens
-            step.scheduled[sequence.sequence_id] = ScheduledSequence(
-                sequence.sequence_id, num_cached, num_tokens, (), blocks
-            )
+            step.start(sequence, num_tokens, blocks)
+            on_the_way.update(self._kv.filled_blocks(sequence, num_cached, num_cached + num_tokens))
+        for sequence in reversed(postponed):
+            self._queue.put_back(sequence)
+
+    def _blocks_on_the_way(self, step: StepPlan) -> set[BlockHash]:
+        """Hashes of the blocks that the sequences in the plan fill in this step, whatever becomes of their drafts."""
+        found: set[BlockHash] = set()
+        for sequence_id, planned in step.scheduled.items():
+            start = planned.num_computed_tokens
+            stop = start + planned.num_scheduled_tokens - len(planned.draft_token_ids)
+            found.update(self._kv.filled_blocks(self._sequences[sequence_id], start, stop))
+        return found
 
     def _first_admission(self, sequence: Sequence, hit: PrefixHit | None) -> None:
         sequence.first_scheduled_time = time.monotonic()

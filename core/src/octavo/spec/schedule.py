@@ -21,7 +21,10 @@ class WaitingQueue(Protocol):
         ...
 
     def put_back(self, sequence: QueuedSequence) -> None:
-        """A preempted sequence returns; it goes before all that it once was before."""
+        """A sequence returns that was preempted, or popped too early; it goes before all that it once was before.
+
+        Several return in reverse order.
+        """
         ...
 
     def peek(self) -> Any:
