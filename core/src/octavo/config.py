@@ -30,6 +30,10 @@ class ModelConfig(Section, frozen=True):
         _doc("Folder, GGUF file or hub id of the model; none: the packaged SmolLM2-135M-Instruct."),
     ] = None
     tokenizer: Annotated[str | None, _doc("Where to take the tokenizer from, if not from the model.")] = None
+    chat_template: Annotated[
+        str | None,
+        _doc("Jinja template of chats instead of the model's own: a file of it, or the template itself."),
+    ] = None
     device: Annotated[Device, _doc("Where the model runs; auto takes a GPU if there is one.")] = "auto"
     dtype: Annotated[DType, _doc("auto: bfloat16 on a GPU or a CPU with bfloat16 instructions, else float32.")] = "auto"
     max_model_len: Annotated[

@@ -35,6 +35,7 @@ def test_every_key_has_a_flag_in_both_spellings(key: str) -> None:
         ("--dtype", "model.dtype", "float32", "float32"),
         ("--device", "model.device", "cpu", "cpu"),
         ("--max-model-len", "model.max_model_len", "12", 12),
+        ("--chat-template", "model.chat_template", "{{ x }}", "{{ x }}"),
         ("--seed", "sampling.seed", "-3", -3),
         ("--drafter", "speculation.drafter", "ng", "ng"),
         ("--attention-backend", "attention.backend", "b", "b"),

@@ -13,7 +13,7 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError
 from octavo.request import FinishReason
-from octavo.testing.table_model import VOCAB_SIZE
+from octavo.testing.table_model import VOCAB_SIZE, TableSource
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 TEXT, IDS = "3456", [5, 6, 7, 8]
@@ -236,6 +236,31 @@ def test_defaults_come_from_the_generation_config(tiny_model, tmp_path: Path) ->
     (folder / "generation_config.json").write_text(json.dumps({"temperature": -1}))
     with pytest.raises(ModelLoadError, match=r"generation config: temperature: must be.*use_generation_config"):
         LLM(str(folder), dtype="float32", num_threads=1, num_blocks=16)
+
+
+def test_a_chat_template_that_is_given_is_used_instead_of_the_models(make_llm, tmp_path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages[0].content * 2 }}{{ eos_token }}")
+    for given in (str(file), file.read_text()):
+        llm = make_llm(chat_template=given)
+        assert llm.get_tokenizer().chat_template == file.read_text()
+        (output,) = llm.chat([{"role": "user", "content": TEXT}], GREEDY)
+        assert output.prompt == TEXT * 2 + "<eos>"
+
+
+def test_a_chat_template_that_cannot_be_used_is_an_error_at_start(make_llm, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja.*cannot be read"):
+        make_llm(chat_template="nowhere.jinja")
+    monkeypatch.setattr(TableSource, "tokenizer", lambda source: object())
+    with pytest.raises(ConfigError, match=r"model\.chat_template: .* leave the option out"):
+        make_llm(chat_template="{{ 1 }}")
+
+    def find_none(source: TableSource) -> None:
+        raise ModelLoadError("there is no tokenizer")
+
+    monkeypatch.setattr(TableSource, "tokenizer", find_none)
+    with pytest.raises(ModelLoadError, match="no tokenizer"):
+        make_llm(chat_template="{{ 1 }}")
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_model) -> None:

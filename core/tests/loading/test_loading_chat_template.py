@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError
 from octavo.loading import chat_template
-from octavo.loading.chat_template import ChatTemplate
+from octavo.loading.chat_template import ChatTemplate, read_chat_template
 from octavo.loading.tokenizer import HFTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -264,3 +264,34 @@ def test_threads_do_not_share_their_time():
 def test_a_model_without_a_template_says_so(toy):
     with pytest.raises(InvalidRequestError, match="no chat template"):
         HFTokenizer(toy.byte_level()).apply_chat_template(HI)
+
+
+class TestReadChatTemplate:
+    def test_a_file_or_the_template_itself(self, tmp_path, monkeypatch):
+        (tmp_path / "mine.jinja").write_text(f"{CHATML}ü", encoding="utf-8")
+        assert read_chat_template(str(tmp_path / "mine.jinja")) == f"{CHATML}ü"
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert read_chat_template("~/mine.jinja") == f"{CHATML}ü"
+        for source in ("{{ messages[0].content }}", "{% for m in messages %}x{% endfor %}", CHATML, ALTERNATING, TOOLS):
+            assert read_chat_template(source) == source
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, r"model\.chat_template: '.*mine' cannot be read: No such file .*; name a file that holds a Jinja"),
+            (b"\xff\xfe", "cannot be read: 'utf-8' codec .*; name a file"),
+            (b" \n", "mine is empty; write a Jinja template into it"),
+            (b"\n{% for m in messages %}", "mine, line 2: Unexpected end of template.*; mend the template"),
+            (b"{{ x | nosuch }}", "mine, line 1: No filter named 'nosuch'; mend the template"),
+        ],
+    )
+    def test_a_file_that_is_no_template_is_refused(self, tmp_path, content, message):
+        file = tmp_path / "mine"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            read_chat_template(str(file))
+
+    def test_a_text_that_is_no_template_is_refused(self):
+        with pytest.raises(ConfigError, match=r"model\.chat_template: line 1: unexpected '}'; mend the template"):
+            read_chat_template("{{ x }")

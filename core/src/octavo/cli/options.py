@@ -18,6 +18,7 @@ _SHORT = {
     "model.dtype": "--dtype",
     "model.device": "--device",
     "model.max_model_len": "--max-model-len",
+    "model.chat_template": "--chat-template",
     "sampling.seed": "--seed",
     "speculation.drafter": "--drafter",
     "attention.backend": "--attention-backend",

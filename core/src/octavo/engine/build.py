@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -25,6 +25,7 @@ from octavo.kv import (
     size_groups,
     with_num_blocks,
 )
+from octavo.loading.chat_template import read_chat_template
 from octavo.loading.locate import locate, open_source
 from octavo.loading.model_config import derive_max_model_len, eos_token_ids, extended_max_model_len
 from octavo.loading.tokenizer import HFTokenizer
@@ -158,16 +159,22 @@ def _draft_sizing(config: EngineConfig, extensions: Extensions, executor: Execut
 
 def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Extensions) -> Tokenizer | None:
     """The model's tokenizer, or the configured one; None if the model has none, and then prompts are token ids."""
-    if config.model.tokenizer is not None:
-        source = open_source(locate(config.model.tokenizer), extensions.weight_formats)
+    where, template = config.model.tokenizer, config.model.chat_template
+    if where is not None:
+        source = open_source(locate(where), extensions.weight_formats)
     try:
         tokenizer = source.tokenizer()
     except ModelLoadError as error:
-        if config.model.tokenizer is not None:
+        if where is not None or template is not None:
             raise
         logger.warning("prompts must be token ids: %s", error)
         return None
-    return HFTokenizer(tokenizer) if isinstance(tokenizer, TokenizerData) else tokenizer
+    if isinstance(tokenizer, TokenizerData):
+        source_text = tokenizer.chat_template if template is None else read_chat_template(template)
+        return HFTokenizer(replace(tokenizer, chat_template=source_text))
+    if template is not None:
+        raise ConfigError("model.chat_template: this model's tokenizer writes chats itself; leave the option out")
+    return tokenizer
 
 
 def _vocab_size(source: ModelSource) -> int:

@@ -1,4 +1,4 @@
-"""Chat messages to text, through the Jinja template that comes with a model.
+"""Chat messages to text, through the Jinja template that comes with a model or is given instead.
 
 Templates are data of unknown origin: they run in a sandbox, and within limits of time and size, so that a hostile or
 broken one ends its own request and nothing else.
@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -21,7 +22,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import ConfigError, InvalidRequestError, quoted
 
 MAX_RENDERED_CHARS = 10_000_000
 MAX_SECONDS = 5.0
@@ -38,6 +39,29 @@ _WIDENING = frozenset({"center", "expandtabs", "format", "format_map", "ljust", 
 _MAX_INTEGER_BITS = 4096
 
 
+def read_chat_template(given: str) -> str:
+    """The source of a configured template: `given` itself if it has Jinja's braces, else what that file holds.
+
+    Raises `ConfigError` for a file that cannot be read, and for a source that is no template.
+    """
+    key, is_source = "model.chat_template", "{{" in given or "{%" in given
+    try:
+        source = given if is_source else Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        advice = "name a file that holds a Jinja template, or give the template itself"
+        raise ConfigError(f"{key}: {quoted(given)} cannot be read: {reason}; {advice}") from error
+    if not source.strip():
+        raise ConfigError(f"{key}: {given} is empty; write a Jinja template into it, or leave the option out")
+    try:
+        ChatTemplate(source, {}).compile()
+    except jinja2.TemplateSyntaxError as error:
+        where = f"line {error.lineno}" if is_source else f"{given}, line {error.lineno}"
+        reason = (error.message or "").rstrip(".")
+        raise ConfigError(f"{key}: {where}: {reason}; mend the template, or leave the option out") from error
+    return source
+
+
 class ChatTemplate:
     """A compiled template. Rendering is thread-safe."""
 
@@ -49,6 +73,12 @@ class ChatTemplate:
         self._source = source
         self._template: jinja2.Template | None = None
 
+    def compile(self) -> jinja2.Template:
+        """Raises `jinja2.TemplateSyntaxError` for a template that is broken or needs what is not offered."""
+        if self._template is None:
+            self._template = self._environment.from_string(self._source)
+        return self._template
+
     def render(self, messages: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         """The text for `messages`. Raises `InvalidRequestError` for bad messages, and whenever the template fails."""
         checked = _checked_messages(messages)
@@ -57,10 +87,8 @@ class ChatTemplate:
             raise InvalidRequestError("chat_template_kwargs", f"{', '.join(taken)} cannot be overridden")
         given = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
-            if self._template is None:
-                self._template = self._environment.from_string(self._source)
             return self._environment.render_within_limits(
-                self._template, {**given, "messages": checked, "add_generation_prompt": add_generation_prompt}
+                self.compile(), {**given, "messages": checked, "add_generation_prompt": add_generation_prompt}
             )
         except jinja2.TemplateAssertionError as error:
             message = f"the model's chat template needs what is not offered: {error} There is: {', '.join(_FILTERS)}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from octavo.extensions import Extensions
+
 PATH = "/v1/chat/completions"
 
 
@@ -241,3 +243,23 @@ def test_without_a_tool_parser_calls_can_only_be_forced(start, weather) -> None:
     assert "JSON list" in first
     assert [json.loads(line) for line in functions] == [tool["function"] for tool in weather]
     assert last == f"<say>{listed}</say>"
+
+
+def test_a_chat_template_that_is_given_is_in_force_everywhere(start, monkeypatch) -> None:
+    looked_at = []
+    suiting = Extensions.suiting
+
+    def note(self: Extensions, parsers: Any, template: str) -> Any:
+        looked_at.append(template)
+        return suiting(self, parsers, template)
+
+    monkeypatch.setattr(Extensions, "suiting", note)
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools | tojson if tools }}"
+    server = start(engine={"chat_template": template})
+    assert looked_at == [template, template]  # by the choice of a tool parser, and of a reasoning parser
+    messages = [user("hi"), {"role": "assistant", "content": "<say>well</say>"}]
+    assert prompt_of(server, messages=messages) == "[user]hi[assistant]<say>well</say>"
+    assert message(chat(server, messages=messages))["content"] == "well"
+    refused = server.post(PATH, messages=messages, chat_template="{{ 1 }}").json()["error"]
+    assert refused["param"] == "chat_template"
+    assert "--chat-template" in refused["message"]

@@ -192,3 +192,14 @@ def test_a_port_that_is_taken(run) -> None:
         process = run("--port", str(taken.getsockname()[1]), is_refused=True)
         assert process.wait() == 2
     assert "in use" in process.errors()
+
+
+def test_a_chat_template_that_cannot_be_used(run, tmp_path) -> None:
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}")
+    for given, said in (("nowhere.jinja", "name a file"), (str(tmp_path / "mine.jinja"), "line 1: Unexpected end")):
+        process = run("--chat-template", given)
+        assert process.wait() == 2
+        errors = process.errors()
+        assert "octavo: error: model.chat_template: " in errors
+        assert said in errors
+        assert "Traceback" not in errors

@@ -128,7 +128,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
 
 _REFUSED = {
-    "chat_template": "the model's own is used; leave it out",
+    "chat_template": "the server's is used; leave it out, and start the server with --chat-template to have another",
     "functions": "is no longer known; use tools",
     "function_call": "is no longer known; use tool_choice",
 }
