@@ -48,6 +48,7 @@ def test_flags_win_over_the_configuration(monkeypatch) -> None:
     made = options("--port", "0", "--no-log-requests", port=9000, max_n=3, log_requests=True)
     assert (made.port, made.max_n, made.log_requests) == (0, 3, False)
     assert options("--request-timeout", "none", request_timeout=5).request_timeout is None
+    assert options("--log-stats-interval", "none").log_stats_interval is None
     names = options("--served-model-name", "a", "--served-model-name", "b", served_model_name=["c"])
     assert names.served_model_name == ("a", "b")
     assert options(served_model_name="a, b").served_model_name == ("a", "b")
@@ -300,6 +301,8 @@ def test_lines_for_debugging_are_written_where_core_writes_them(
 ) -> None:
     monkeypatch.setattr(logging, "basicConfig", lambda **settings: None)  # it would end what pytest captures
     caplog.set_level(core, "octavo")
-    caplog.set_level("ERROR", "octavo_openai")
+    for name in ("octavo_openai", "octavo_openai.throughput"):
+        caplog.set_level("ERROR", name)
     configure_logging("text", log_requests)
     assert logging.getLevelName(logging.getLogger("octavo_openai").level) == level
+    assert logging.getLogger("octavo_openai.throughput").isEnabledFor(logging.INFO), "which has an option of its own"

@@ -128,6 +128,23 @@ def test_the_log_as_json_holds_no_text_of_anybody(run) -> None:
     assert good["duration"] > 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_told"), [(["--no-log-requests"], True), (["--log-stats-interval", "none"], False)]
+)
+def test_the_log_tells_the_throughput(run, flags: list[str], is_told: bool) -> None:
+    process = run("--log-format", "json", "--log-stats-interval", "1000", *flags)
+    httpx.post(f"{process.address()}/v1/completions", json=LONG)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    lines = [line for line in map(json.loads, process.errors().splitlines()) if line["message"] == "throughput"]
+    assert len(lines) == is_told  # at the end at the latest
+    for line in lines:
+        assert line["generation_tokens_per_second"] > 0
+        assert line["prompt_tokens_per_second"] > 0
+        assert (line["num_running"], line["num_waiting"], line["prefix_cache_hit_percent"]) == (0, 0, 0)
+        assert "draft_acceptance_percent" not in line
+
+
 def test_it_answers_while_the_model_is_loaded(run) -> None:
     port = free_port()
     process = run("--port", str(port))

@@ -94,6 +94,10 @@ class ServerOptions(Section, frozen=True):
         NotNegative, _doc("Seconds that running requests may take to end after the signal to stop.")
     ] = 30.0
     log_requests: Annotated[bool, _doc("Log a line for each request; never its text.")] = True
+    log_stats_interval: Annotated[
+        Positive | None,
+        _doc("Seconds between log lines that tell the throughput; none while nothing runs. None: no such lines."),
+    ] = 10.0
     log_format: Annotated[Literal["text", "json"], _doc("Form of log lines: text, or a JSON object each.")] = "text"
     in_process: Annotated[
         bool, _doc("Run the engine in a thread of the server's process instead of one of its own.")

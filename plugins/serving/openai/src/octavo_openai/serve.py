@@ -28,8 +28,9 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo_openai.http.app import Application, with_cors
 from octavo_openai.http.connection import make_connection_class
-from octavo_openai.http.request_log import configure_logging
+from octavo_openai.http.request_log import configure_logging, log_throughput
 from octavo_openai.http.static_files import page_routes
+from octavo_openai.observation.throughput import ThroughputTeller
 from octavo_openai.options import ServerOptions, read_engine_config, read_options
 from octavo_openai.routes import ROUTES
 from octavo_openai.service import Service
@@ -82,6 +83,7 @@ async def serve(
         llm = loading.result()
         try:
             service.attach(llm)
+            _log_throughput(service, llm)
             gc.collect()
             gc.freeze()  # what was imported and loaded lives as long as the process
             print(f"octavo: serving {service.model_names[0]} at {_address(options, listener)}", flush=True)
@@ -91,6 +93,13 @@ async def serve(
     finally:
         server.should_exit = True
         await serving
+
+
+def _log_throughput(service: Service, llm: AsyncLLM) -> None:
+    interval = service.options.log_stats_interval
+    if interval is not None and service.metrics is not None:
+        call_later = asyncio.get_running_loop().call_later
+        llm.observe(ThroughputTeller(service.metrics, interval, log_throughput, call_later))
 
 
 async def _until_end(app: Application, llm: AsyncLLM, stopping: asyncio.Task[bool]) -> int:

@@ -1,18 +1,23 @@
-"""The server's log: a line for each request, as text or as JSON, never with anybody's text in it.
+"""The server's log: a line for each request, one now and then for all; as text or as JSON, without anybody's text in it.
 
-Owns: what such a line says, how all log lines are written. Must never know: who logs.
+Owns: what such lines say, how all log lines are written. Must never know: who logs.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
+from octavo_openai.observation.throughput import Throughput
+
 logger = logging.getLogger("octavo_openai")
+throughput_logger = logging.getLogger("octavo_openai.throughput")
 
 _FIELDS = "fields"
 """The attribute of a log record that holds what is known besides its message."""
@@ -26,6 +31,7 @@ def configure_logging(form: Literal["text", "json"], log_requests: bool) -> None
     logging.basicConfig(handlers=[handler], force=True)
     level = min(logging.INFO, logging.getLogger("octavo").getEffectiveLevel())
     logger.setLevel(level if log_requests else logging.WARNING)
+    throughput_logger.setLevel(logging.INFO)
 
 
 def log_request(
@@ -56,7 +62,16 @@ def log_request(
         "finish_reasons": finish_reasons or None,
         "error": error,
     }
-    logger.log(level, "request", extra={_FIELDS: {name: value for name, value in fields.items() if value is not None}})
+    logger.log(level, "request", extra=_known(fields))
+
+
+def log_throughput(throughput: Throughput) -> None:
+    throughput_logger.info("throughput", extra=_known(asdict(throughput)))
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a log record has besides its message."""
+    return {_FIELDS: {name: value for name, value in fields.items() if value is not None}}
 
 
 def _time_of(record: logging.LogRecord) -> str:

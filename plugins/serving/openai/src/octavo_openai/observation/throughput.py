@@ -1,0 +1,99 @@
+"""How fast the engine is, told every few seconds while it does anything.
+
+Owns: what is told (`Throughput`), and when. Must never know: how it is written, how the engine works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.request import Request
+from octavo.spec import Observer
+from octavo.step import StepStats
+from octavo_openai.observation.metrics import EngineMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Of the time since the one before, or since the engine was idle; what is no rate is as the last step left it."""
+
+    prompt_tokens_per_second: float
+    """Those computed; cached ones are not."""
+    generation_tokens_per_second: float
+    num_running: int
+    """Sequences."""
+    num_waiting: int
+    kv_cache_usage_percent: float
+    prefix_cache_hit_percent: float | None
+    """Of the prompt tokens that were looked up, those found; None if none were."""
+    draft_acceptance_percent: float | None
+    """Of the drafts that were verified; None if none were."""
+
+
+class ThroughputTeller(Observer):
+    """Calls `tell` every `interval` seconds while there are steps, and once more for the last of them.
+
+    The first step after a telling sets the timer of the next one, so an idle engine has none.
+    """
+
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        interval: float,
+        tell: Callable[[Throughput], None],
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`metrics` must be told of a step before this is; `call_later` is the event loop's."""
+        self._metrics, self._interval = metrics, interval
+        self._tell, self._call_later, self._clock = tell, call_later, clock
+        self._totals = metrics.totals()
+        self._since = self._last_step = clock()
+        self._stats: StepStats | None = None
+        """Of the last step."""
+        self._is_idle, self._has_timer = True, False
+
+    def on_request(self, request: Request) -> None:
+        if self._is_idle and not self._has_timer:
+            self._since = self._clock()
+        self._is_idle = False
+
+    def on_step(self, stats: StepStats) -> None:
+        self._stats, self._last_step = stats, self._clock()
+        self._is_idle = not (stats.num_running or stats.num_waiting)
+        if not self._has_timer:
+            self._has_timer = True
+            self._call_later(self._interval, self._on_time)
+
+    def shutdown(self) -> None:
+        self._on_time()
+
+    def _on_time(self) -> None:
+        if not self._has_timer:  # the shutdown came before it
+            return
+        assert self._stats is not None, "a step sets the timer"
+        self._has_timer = False
+        totals, before = self._metrics.totals(), self._totals
+        seconds = self._last_step - self._since  # not until now: then the engine may have been idle for a while
+        self._totals, self._since = totals, self._last_step
+        self._tell(
+            Throughput(
+                prompt_tokens_per_second=round((totals.prompt_tokens - before.prompt_tokens) / seconds, 1),
+                generation_tokens_per_second=round((totals.generation_tokens - before.generation_tokens) / seconds, 1),
+                num_running=self._stats.num_running,
+                num_waiting=self._stats.num_waiting,
+                kv_cache_usage_percent=_percent(self._stats.num_used_blocks, self._stats.num_blocks) or 0.0,
+                prefix_cache_hit_percent=_percent(
+                    totals.prefix_hits - before.prefix_hits, totals.prefix_queries - before.prefix_queries
+                ),
+                draft_acceptance_percent=_percent(
+                    totals.accepted_tokens - before.accepted_tokens, totals.draft_tokens - before.draft_tokens
+                ),
+            )
+        )
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return round(100 * part / whole, 1) if whole else None
