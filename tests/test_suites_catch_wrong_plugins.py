@@ -27,6 +27,7 @@ SUITES = {
     "executors": "ExecutorSuite",
     "tool_parsers": "ToolParserSuite",
     "reasoning_parsers": "ReasoningParserSuite",
+    "routes": "RouteSuite",
 }
 
 _ROWS = "a_row_is_what_it_is_alone_and_other_rows_stay_as_they_are"
@@ -147,6 +148,19 @@ BROKEN_LAWS: dict[str, set[str]] = {
     "reasoning_parsers.Patient": {_SAMPLES, _ONCE, "reasoning_comes_as_it_is_spoken"},
     "reasoning_parsers.Anywhere": {_SAMPLES},
     "reasoning_parsers.Calling": {_SAMPLES, _CUT, _ONCE, _SHARE},
+    "routes.Right": set(),
+    "routes.Undeclared": {"answers_are_what_the_entry_says"},
+    "routes.Careless": {"calls_at_once_are_answered_as_alone"},
+    "routes.Orphaning": {"a_client_that_leaves_leaves_nothing_running"},
+    "routes.Mixing": {"calls_at_once_are_answered_as_alone"},
+    "routes.Counting": {
+        "calls_at_once_are_answered_as_alone",
+        "the_order_of_calls_does_not_matter",
+        "a_client_that_leaves_leaves_nothing_running",
+    },
+    "routes.Brave": {"a_model_that_ends_meanwhile_is_no_answer"},
+    "routes.Undescribed": {"a_server_can_describe_it"},
+    "routes.Silent": {"what_is_refused_is_told_why"},
 }
 
 

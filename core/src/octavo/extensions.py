@@ -23,6 +23,7 @@ from octavo.spec import (
     ModelTransform,
     PlatformEntry,
     ReasoningParserEntry,
+    RouteEntry,
     ToolParserEntry,
     WeightFormatEntry,
     load_factory,
@@ -128,6 +129,7 @@ class Extensions:
     tool_parsers: Registry[ToolParserEntry]
     reasoning_parsers: Registry[ReasoningParserEntry]
     commands: Registry[Command]
+    routes: Registry[RouteEntry]
     model_transforms: Registry[ModelTransform]
     backend_choosers: tuple[Offer[Callable[..., Any]], ...] = ()
     verifier_makers: tuple[Offer[Callable[..., Any]], ...] = ()

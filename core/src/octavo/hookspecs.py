@@ -33,6 +33,7 @@ from octavo.spec import (
     Observer,
     PlatformEntry,
     ReasoningParserEntry,
+    RouteEntry,
     ToolParserEntry,
     Verifier,
     WaitingQueue,
@@ -113,6 +114,12 @@ def octavo_register_reasoning_parsers() -> Iterable[ReasoningParserEntry]:
 @hookspec
 def octavo_register_commands() -> Iterable[Command]:
     """Subcommands of `octavo`."""
+    raise NotImplementedError
+
+
+@hookspec
+def octavo_register_routes() -> Iterable[RouteEntry]:
+    """Paths that a server answers besides its own API."""
     raise NotImplementedError
 
 

@@ -28,6 +28,7 @@ KINDS = (
     "tool_parsers",
     "reasoning_parsers",
     "commands",
+    "routes",
     "model_transforms",
 )
 

@@ -32,6 +32,7 @@ from octavo.spec import (
     ModelTransform,
     PlatformEntry,
     ReasoningParserEntry,
+    RouteEntry,
     ToolParserEntry,
     WeightFormatEntry,
 )
@@ -67,6 +68,7 @@ COLLECTING: Mapping[str, Kind] = {
     "octavo_register_tool_parsers": Kind("tool_parsers", "tool parser", ToolParserEntry),
     "octavo_register_reasoning_parsers": Kind("reasoning_parsers", "reasoning parser", ReasoningParserEntry),
     "octavo_register_commands": Kind("commands", "command", Command),
+    "octavo_register_routes": Kind("routes", "route", RouteEntry),
     "octavo_transform_models": Kind("model_transforms", "model transform", ModelTransform),
 }
 MAKERS: Mapping[str, str] = {

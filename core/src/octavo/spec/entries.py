@@ -7,9 +7,12 @@ stays free of heavy imports.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
 
 from octavo.spec.attention import AttentionCapabilities
 from octavo.spec.dialogue import MakeReasoningParser, MakeToolParser, SpellOut
@@ -17,6 +20,9 @@ from octavo.spec.kv import KVCacheSpec
 
 Factory = Callable[..., Any] | str
 F = TypeVar("F", bound=Callable[..., Any])
+HTTPMethod = Literal["GET", "POST", "PUT", "DELETE"]
+
+_ROUTE_PATH = re.compile(r"(/([\w.~-]+|\{[a-z_]+(:path)?\}))+")
 
 
 def load_factory(factory: F | str) -> F:
@@ -181,3 +187,37 @@ class Command:
     takes_engine_options: bool = False
     """True: there is a flag for every key of the configuration, and `arguments.engine_config` is the `EngineConfig`
     that file, environment and flags make. A flag that `configure` adds wins over a short form (`--seed`) like it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteEntry:
+    """A path that a server answers: `factory(model: ServedModel, options) -> RouteHandler`.
+
+    The factory is called once, when the model is there; until then the server says so itself. Keys, limits, timeouts,
+    the log and metrics are the server's, and so is its description: it tells of the route what stands here.
+    Raises `ValueError` for a method or a path that cannot be.
+    """
+
+    method: HTTPMethod
+    path: str
+    """Like `/v1/rerank`. `{name}` stands for one part, `{name:path}` for any number of them (see `HTTPCall.path`)."""
+    factory: Factory
+    summary: str
+    """A few words on what it answers."""
+    body: type[msgspec.Struct] | None = None
+    """What the JSON of a request must hold. None: a request needs no body."""
+    answer: type[msgspec.Struct] | None = None
+    """What the JSON of an answer holds, or that of each event. None: it has no schema."""
+    is_open: bool = False
+    """Whether it answers without an API key."""
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(HTTPMethod):
+            raise ValueError(f"a route has one of the methods {', '.join(get_args(HTTPMethod))}, not {self.method!r}")
+        if not _ROUTE_PATH.fullmatch(self.path):
+            raise ValueError(f"{self.path!r} is no path of a route; write it like /v1/rerank or /v1/notes/{{id}}")
+
+    @property
+    def name(self) -> str:
+        """What no other route may be called."""
+        return f"{self.method} {self.path}"

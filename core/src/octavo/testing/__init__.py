@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ModelSuite,
         ParserSample,
         ReasoningParserSuite,
+        RouteSuite,
         ToolParserSuite,
     )
 
@@ -35,6 +36,7 @@ __all__ = [
     "ModelSuite",
     "ParserSample",
     "ReasoningParserSuite",
+    "RouteSuite",
     "ToolParserSuite",
 ]
 

@@ -1,6 +1,6 @@
 """A server in a thread, with the model that says what its prompt tells it to.
 
-This module is also a plugin: parsers of two little formats, and a grammar backend that forces nothing, because the
+This module is also a plugin: routes, parsers of two little formats, and a grammar backend that forces nothing, for the
 model says what the test wants anyway. `<<name|{"json": …}>>` calls a tool; `(so I think)` at the start is reasoning.
 """
 
@@ -13,19 +13,29 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.hookspecs import hookimpl
+from octavo.request import Request
 from octavo.spec import (
+    HTTPAnswer,
+    HTTPCall,
+    HTTPContent,
+    HTTPError,
+    HTTPEvents,
     LogitsProcessorEntry,
     MessageDelta,
     ReasoningParserEntry,
+    RouteEntry,
     SequenceView,
+    ServedModel,
     ToolCallDelta,
     ToolParserEntry,
 )
@@ -153,6 +163,57 @@ def octavo_register_reasoning_parsers() -> list[ReasoningParserEntry]:
 def octavo_register_logits_processors() -> list[LogitsProcessorEntry]:
     kinds = frozenset({"json", "json_object", "regex", "choice", "grammar", "structural_tag"})
     return [LogitsProcessorEntry(name="free", factory=lambda context: FreeGrammar(), grammar_kinds=kinds)]
+
+
+class Shout(msgspec.Struct):
+    text: str
+    tokens: int = 64
+
+
+class Shouted(msgspec.Struct):
+    text: str
+
+
+class Shouter:
+    """A route's handler: has the model say a text, and shouts it, at once or piece by piece."""
+
+    def __init__(self, model: ServedModel, options: Any, streams: bool = False) -> None:
+        assert options is None
+        self._model, self._streams = model, streams
+
+    async def __call__(self, call: HTTPCall[Shout]) -> HTTPAnswer:
+        if call.body.text == "":
+            raise ArithmeticError("nothing to shout")
+        prompt = f"<say>{call.body.text}</say>"
+        params = self._model.default_sampling_params(max_tokens=call.body.tokens, temperature=0, ignore_eos=True)
+        request = await self._model.make_request(call.new_request_id(), prompt, params)
+        if self._streams:
+            return HTTPEvents(self._shouts(request))
+        output = await self._model.complete(request)
+        return Shouted(output.outputs[0].text.upper())
+
+    async def _shouts(self, request: Request) -> AsyncGenerator[Shouted, None]:
+        async with aclosing(self._model.stream(request)) as outputs:
+            async for output in outputs:
+                yield Shouted(output.outputs[0].text.upper())
+
+
+async def find_note(call: HTTPCall[None]) -> HTTPContent:
+    if call.path["id"] != "kept":
+        raise HTTPError(404, f"there is no note {call.path['id']}", "not_found")
+    return HTTPContent(f"a note for {call.headers['X-Reader']}".encode(), "text/plain")
+
+
+@hookimpl
+def octavo_register_routes() -> list[RouteEntry]:
+    return [
+        RouteEntry(method="POST", path="/v1/shout", factory=Shouter, summary="Loud", body=Shout, answer=Shouted),
+        RouteEntry(
+            method="POST", path="/v1/shouts", factory=partial(Shouter, streams=True), summary="Loud", body=Shout
+        ),
+        RouteEntry(method="GET", path="/notes/{id}", factory=lambda *_: find_note, summary="A note", is_open=True),
+        RouteEntry(method="DELETE", path="/notes/{id}", factory=lambda *_: find_note, summary="No note any more"),
+    ]
 
 
 class Server:

@@ -59,6 +59,13 @@ and each kind has a little more, all of it optional unless marked:
         keeps_all = False                 parts of its format besides marks do not come out, such as ids of calls
         streams_arguments = False         arguments come at their end
 
+    class TestMine(RouteSuite):
+        calls = (PlainCall(MyRecord(…)), …)                           required: answered the same at every time
+        refused = (PlainCall(MyRecord(…)), …)                         by an `InvalidRequestError` or `HTTPError`
+        async def model(self)             the `AsyncLLM` that is served; by default `echo_model`'s
+        def told(self, records)           what the events of a stream say, however it was cut; by default their
+                                          texts and lists joined
+
 A law that cannot be asked of a plugin is skipped with the reason. Everything is importable from `octavo.testing`.
 Owns: the list. Must never know: torch, until a suite is used.
 """
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
     from octavo.testing.suites.model import ModelSuite
     from octavo.testing.suites.parser_samples import ParserSample
     from octavo.testing.suites.reasoning_parser import ReasoningParserSuite
+    from octavo.testing.suites.route import RouteSuite
     from octavo.testing.suites.tool_parser import ToolParserSuite
 
 __all__ = [
@@ -92,6 +100,7 @@ __all__ = [
     "ModelSuite",
     "ParserSample",
     "ReasoningParserSuite",
+    "RouteSuite",
     "ToolParserSuite",
 ]
 
@@ -106,6 +115,7 @@ _MODULES = {
     "ModelSuite": "model",
     "ParserSample": "parser_samples",
     "ReasoningParserSuite": "reasoning_parser",
+    "RouteSuite": "route",
     "ToolParserSuite": "tool_parser",
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.spec import HTTPError
 
 RETRY_AFTER = 1
 """Seconds that a client is told to wait where nothing better is known."""
@@ -57,6 +58,8 @@ def as_api_error(error: Exception) -> APIError | None:
         return error
     if isinstance(error, InvalidRequestError):
         return APIError(400, str(error), param=error.field, code="invalid_value")
+    if isinstance(error, HTTPError):
+        return APIError(error.status, str(error), code=error.code)
     if isinstance(error, EngineDeadError):
         return APIError.unavailable(str(error), "engine_dead")
     return None

@@ -25,9 +25,6 @@ from octavo_openai.apis.tokenization import (
     detokenize,
     tokenize,
 )
-from octavo_openai.http.answers import Content
-from octavo_openai.http.api_call import APICall
-from octavo_openai.http.openapi import openapi_document
 from octavo_openai.http.route import Route
 from octavo_openai.observation.status import Status
 from octavo_openai.options import ServerOptions
@@ -35,10 +32,6 @@ from octavo_openai.options import ServerOptions
 
 def always(options: ServerOptions) -> bool:
     return True
-
-
-async def get_openapi(api_call: APICall[None]) -> Content:
-    return Content(openapi_document(ROUTES), "application/json")
 
 
 ROUTES = (
@@ -132,5 +125,4 @@ ROUTES = (
         answer=Status,
         is_polled=True,
     ),
-    Route(method="GET", path="/openapi.json", handler=get_openapi, summary="This description"),
 )

@@ -32,6 +32,7 @@ from octavo_openai.http.request_log import configure_logging, log_throughput
 from octavo_openai.http.static_files import page_routes
 from octavo_openai.observation.throughput import ThroughputTeller
 from octavo_openai.options import ServerOptions, read_engine_config, read_options
+from octavo_openai.plugin_routes import plugin_routes
 from octavo_openai.routes import ROUTES
 from octavo_openai.service import Service
 
@@ -84,6 +85,7 @@ async def serve(
         try:
             service.attach(llm)
             _log_throughput(service, llm)
+            app.complete(plugin_routes(llm, app.taken))
             gc.collect()
             gc.freeze()  # what was imported and loaded lives as long as the process
             print(f"octavo: serving {service.model_names[0]} at {_address(options, listener)}", flush=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
+from octavo.spec import HTTPContent
 from octavo_openai.errors import APIError
-from octavo_openai.http.answers import Content
 from octavo_openai.http.api_call import APICall
 from octavo_openai.observation.metrics import EngineMetrics
 from octavo_openai.observation.status import Status, make_status
@@ -19,9 +19,9 @@ _PATIENCE = 10.0
 """Seconds that a status waits for the engine, which answers between two steps."""
 
 
-async def get_metrics(api_call: APICall[None]) -> Content:
+async def get_metrics(api_call: APICall[None]) -> HTTPContent:
     """Answered while the server drains and after the engine's end, too."""
-    return Content(*_metrics_of(api_call).exposition(api_call.headers.get("accept", "")))
+    return HTTPContent(*_metrics_of(api_call).exposition(api_call.headers.get("accept", "")))
 
 
 async def get_status(api_call: APICall[None]) -> Status:

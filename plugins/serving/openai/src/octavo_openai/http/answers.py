@@ -1,6 +1,6 @@
-"""Forms of an answer besides a record: events that come one by one, and bytes.
+"""An answer that comes as events, one by one.
 
-Owns: those, and the frame of an event. Must never know: what is in them, how they are sent.
+Owns: `EventStream`, and the frame of an event. Must never know: what is in them, how they are sent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ class EventStream:
     frames: AsyncGenerator[bytes, None]
     failure: Callable[[APIError], bytes] | None = None
     """Its last events if it cannot go on; None: the one that the route has for all streams."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Bytes of some type."""
-
-    body: bytes
-    content_type: str
 
 
 def frame(record: msgspec.Struct) -> bytes:

@@ -39,6 +39,10 @@ class APICall(Generic[B]):
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
 
+    def new_request_id(self) -> str:
+        """An id for the engine, which no other request has."""
+        return engine_id(self.request_id)
+
     @property
     def trace_headers(self) -> dict[str, str] | None:
         """The client's trace, for observers that go on with it; None if it has none."""

@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -19,14 +19,16 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.spec import HTTPContent, HTTPMethod
 from octavo_openai.errors import APIError, as_api_error
-from octavo_openai.http.answers import Content, EventStream
+from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall
 from octavo_openai.http.bodies import decode_body, refuse_unknown
 from octavo_openai.http.exchange import CLIENT_LEFT, REQUEST_ID_HEADER, ClientLeft, Exchange
+from octavo_openai.http.openapi import openapi_document
 from octavo_openai.http.request_log import log_request
 from octavo_openai.http.route import Route
-from octavo_openai.service import Service
+from octavo_openai.service import Service, still_loading
 
 logger = logging.getLogger("octavo_openai")
 
@@ -41,20 +43,42 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Application:
-    """Answers HTTP requests with a service, by `routes` and, without a key, by `page`, the files of one."""
+    """Answers HTTP requests with a service, by `routes`, their description and, without a key, the files of a page.
+
+    Until `complete` adds the rest, a path that it does not know is answered like all while the model loads.
+    """
 
     def __init__(self, service: Service, routes: Sequence[Route], page: Sequence[StarletteRoute] = ()) -> None:
         self.service = service
-        self._router = Router(
-            [
-                *(StarletteRoute(r.path, _Endpoint(service, r), methods=[r.method]) for r in routes),
-                *page,
-            ],
-            redirect_slashes=False,
+        description = Route(
+            method="GET",
+            path="/openapi.json",
+            handler=self._describe,
+            operation_id="get_openapi",
+            summary="This description",
         )
-        self._errors = {route.path: route.errors for route in routes}
+        self._routes: tuple[Route, ...] = (*routes, description)
+        self._page = page
         self._polled = {route.path for route in routes if route.is_polled} | {route.path for route in page}
+        self._is_complete = False
         self._live: set[Exchange] = set()
+        self._connect()
+
+    @property
+    def taken(self) -> set[tuple[str, str]]:
+        """Methods and paths that are answered."""
+        return {(r.method, r.path) for r in self._routes} | {(m, r.path) for r in self._page for m in r.methods or ()}
+
+    def complete(self, routes: Sequence[Route]) -> None:
+        """Answer by these as well, which could not be told before the model was there."""
+        self._routes += tuple(routes)
+        self._is_complete = True
+        self._connect()
+
+    def _connect(self) -> None:
+        endpoints = [StarletteRoute(r.path, _Endpoint(self.service, r), methods=[r.method]) for r in self._routes]
+        self._router = Router([*endpoints, *self._page], redirect_slashes=False)
+        self._errors = {route.path: route.errors for route in self._routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is configured to speak nothing else"
@@ -91,7 +115,8 @@ class Application:
             exchange.status = CLIENT_LEFT
             return None
         except HTTPException as found:
-            error = _routing_error(found, exchange.scope)
+            is_unknown = found.status_code == 404 and not self._is_complete
+            error = still_loading() if is_unknown else _routing_error(found, exchange.scope)
         except Exception as raised:
             known = as_api_error(raised)
             if known is None:
@@ -100,6 +125,9 @@ class Application:
             error = known
         await exchange.send_error(error)
         return error
+
+    async def _describe(self, api_call: APICall[None]) -> HTTPContent:
+        return HTTPContent(openapi_document(self._routes), "application/json")
 
     def _log(self, exchange: Exchange, duration: float, error: APIError | None) -> None:
         if self.service.metrics is not None:
@@ -161,7 +189,7 @@ class _Endpoint:
         answer = await self._route.handler(api_call)
         if isinstance(answer, EventStream):
             await exchange.send_stream(answer)
-        elif isinstance(answer, Content):
+        elif isinstance(answer, HTTPContent):
             await exchange.send_content(200, answer.body, answer.content_type)
         else:
             await exchange.send_content(200, _encode(answer))
@@ -173,7 +201,7 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         return app
     shown = [REQUEST_ID_HEADER, UNKNOWN_FIELDS_HEADER, "retry-after"]
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+        app, allow_origins=origins, allow_methods=get_args(HTTPMethod), allow_headers=["*"], expose_headers=shown
     )
 
 

@@ -66,7 +66,7 @@ def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
             content = {"application/json": {"schema": schema_of[route.errors.record]}}
             responses[str(status)] = {"description": text, "content": content}
     operation: dict[str, Any] = {
-        "operationId": route.handler.__name__,
+        "operationId": route.operation_id or route.handler.__name__,
         "summary": route.summary,
         "responses": responses,
     }

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo_openai.http.answers import Content, EventStream
+from octavo.spec import HTTPContent
+from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall
 from octavo_openai.http.error_shapes import OPENAI_ERRORS, ErrorShape
 from octavo_openai.options import ServerOptions
 
-Answer = msgspec.Struct | EventStream | Content
+Answer = msgspec.Struct | EventStream | HTTPContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Route:
     """With parameters as Starlette writes them: `{id}`, or `{id:path}` for one with slashes."""
     handler: Callable[[APICall], Awaitable[Answer]]
     summary: str
+    operation_id: str | None = None
+    """What the server's description calls it; None: as its handler is called."""
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     """None: what it answers has no schema."""

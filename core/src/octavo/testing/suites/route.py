@@ -1,0 +1,159 @@
+"""Laws of HTTP routes: answers are what the entry says, calls do not meet, a client that leaves leaves nothing behind.
+
+Owns: `RouteSuite`. Must never know: servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import pytest
+
+from octavo import AsyncLLM
+from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.spec import HTTPContent, HTTPError, HTTPEvents, RouteHandler
+from octavo.testing import echo_model
+from octavo.testing.echo_model import echo_config
+from octavo.testing.http_call import PlainCall
+from octavo.testing.suites.subject import PluginSuite, no_errors_logged
+
+T = TypeVar("T")
+
+_TURNS = (0, 1, 2, 3, 5, 10, 30)
+"""After how many turns of the event loop a client leaves."""
+
+
+class RouteSuite(PluginSuite):
+    """See `octavo.testing.suites`."""
+
+    registry: ClassVar[str] = "routes"
+    calls: Sequence[PlainCall[Any]] = ()
+    refused: Sequence[PlainCall[Any]] = ()
+
+    async def model(self) -> AsyncLLM:
+        """The engine whose model is served."""
+        return await AsyncLLM.start(echo_config(), [echo_model], in_process=True)
+
+    def told(self, records: Sequence[Any]) -> Any:
+        """What the events of a stream say, however it was cut: texts and lists joined, of all else the last."""
+        said: dict[str, Any] = {}
+        for record in map(msgspec.to_builtins, records):
+            for name, value in record.items():
+                joins = isinstance(value, str | list) and name in said
+                said[name] = said[name] + value if joins else value
+        return said
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        assert self.calls, "set `calls` to some that are always answered the same"
+        for name, calls in (("call", self.calls), ("refused_call", self.refused)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, calls, ids=lambda call: repr(call.body)[:32])
+
+    def serve(self, work: Callable[[AsyncLLM, RouteHandler], Awaitable[T]]) -> T:
+        """What `work` makes of a model and the route's handler."""
+
+        async def run() -> T:
+            model = await self.model()
+            try:
+                return await work(model, self.offer.make(model, self.extensions.options_of(self.offer)))
+            finally:
+                await model.shutdown()
+
+        with no_errors_logged():
+            return asyncio.run(run())
+
+    async def _answer(self, handler: RouteHandler, call: PlainCall[Any]) -> Any:
+        """A record, an `HTTPContent`, or what a stream told."""
+        found = await handler(call)
+        if not isinstance(found, HTTPEvents):
+            return found
+        async with aclosing(found.records) as records:
+            return self.told([record async for record in records])
+
+    # Laws
+
+    def test_a_server_can_describe_it(self) -> None:
+        entry = self.offer.entry
+        assert entry.summary
+        for record in (entry.body, entry.answer):
+            assert record is None or msgspec.json.schema(record)
+
+    def test_answers_are_what_the_entry_says(self, call: PlainCall[Any]) -> None:
+        entry = self.offer.entry
+
+        async def records(model: AsyncLLM, handler: RouteHandler) -> list[Any]:
+            found = await handler(call)
+            if not isinstance(found, HTTPEvents):
+                return [found]
+            async with aclosing(found.records) as streamed:
+                return [record async for record in streamed]
+
+        if entry.body is not None:
+            assert msgspec.json.decode(msgspec.json.encode(call.body), type=entry.body) == call.body
+        found = self.serve(records)
+        assert found, "a stream without an event"
+        for record in found:
+            if isinstance(record, HTTPContent):
+                assert "/" in record.content_type
+                assert isinstance(record.body, bytes)
+            else:
+                assert isinstance(record, entry.answer or msgspec.Struct)
+                assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
+
+    def test_calls_at_once_are_answered_as_alone(self) -> None:
+        async def both(model: AsyncLLM, handler: RouteHandler) -> tuple[list[Any], list[Any]]:
+            alone = [await self._answer(handler, call) for call in self.calls]
+            together = await asyncio.gather(*(self._answer(handler, call) for call in (*self.calls, *self.calls)))
+            return [*alone, *alone], together
+
+        alone, together = self.serve(both)
+        assert together == alone
+
+    def test_the_order_of_calls_does_not_matter(self) -> None:
+        async def forth_and_back(model: AsyncLLM, handler: RouteHandler) -> tuple[list[Any], list[Any]]:
+            forth = [await self._answer(handler, call) for call in self.calls]
+            return forth, [await self._answer(handler, call) for call in reversed(self.calls)]
+
+        forth, back = self.serve(forth_and_back)
+        assert back[::-1] == forth
+
+    def test_a_model_that_ends_meanwhile_is_no_answer(self, call: PlainCall[Any]) -> None:
+        async def end(model: AsyncLLM, handler: RouteHandler) -> tuple[Any, Any]:
+            whole = await self._answer(handler, call)
+            task = asyncio.create_task(self._answer(handler, call))
+            for _ in range(_TURNS[-1]):
+                await asyncio.sleep(0)
+            await model.shutdown()
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+            return whole, ended
+
+        whole, ended = self.serve(end)
+        assert ended == whole or isinstance(ended, EngineDeadError | HTTPError), f"it answered {ended!r}"
+
+    def test_a_client_that_leaves_leaves_nothing_running(self, call: PlainCall[Any]) -> None:
+        async def leave(model: AsyncLLM, handler: RouteHandler) -> tuple[Any, Any]:
+            before = await self._answer(handler, call)
+            for turns in _TURNS:
+                task = asyncio.create_task(self._answer(handler, call))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait((task,))
+                assert not model.num_unfinished, f"it left after {turns} turns, and its requests go on"
+            return before, await self._answer(handler, call)
+
+        before, after = self.serve(leave)
+        assert after == before
+
+    def test_what_is_refused_is_told_why(self, refused_call: PlainCall[Any]) -> None:
+        async def ask(model: AsyncLLM, handler: RouteHandler) -> None:
+            with pytest.raises((InvalidRequestError, HTTPError)):
+                await self._answer(handler, refused_call)
+            assert not model.num_unfinished
+            await self._answer(handler, self.calls[0])
+
+        self.serve(ask)

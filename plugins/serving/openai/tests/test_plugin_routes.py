@@ -1,0 +1,105 @@
+"""Routes of other plugins: what the server does for them, and what their handlers' errors become."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.errors import PluginError
+from octavo.extensions import Offer, Origin, Registry
+from octavo.spec import RouteEntry
+from octavo_openai.plugin_routes import plugin_routes
+
+Server = Any  # that of conftest.py
+SHOUT, SHOUTS = "/v1/shout", "/v1/shouts"
+
+
+def test_a_record_goes_in_and_a_record_comes_out(server: Server) -> None:
+    answer = server.post(SHOUT, text="the inn", tokens=4)
+    assert (answer.status_code, answer.json()) == (200, {"text": "THE INN"}), answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+
+
+def test_a_stream_has_an_event_for_each_record(server: Server) -> None:
+    with server.client.stream("POST", SHOUTS, json={"text": "the inn" * 40, "tokens": 160}) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = [json.loads(event.removeprefix("data: ")) for event in response.read().decode().split("\n\n")[:-1]]
+    assert len(events) > 1
+    assert "".join(event["text"] for event in events) == "THE INN" * 40
+
+
+def test_parameters_of_the_path_headers_and_other_content(server: Server) -> None:
+    answer = server.client.get("/notes/kept", headers={"x-reader": "you"})
+    assert (answer.status_code, answer.text) == (200, "a note for you")
+    assert answer.headers["content-type"] == "text/plain"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (SHOUT, {"tokens": 2}, 400, "text"),
+        (SHOUT, {"text": 5}, 400, "text"),
+        (SHOUT, {"text": "a", "tokens": 0}, 400, "max_tokens"),
+        (SHOUTS, {"text": "a", "tokens": 0}, 400, "max_tokens"),
+        (SHOUT, {"text": ""}, 500, None),
+    ],
+)
+def test_what_is_wrong_is_an_error_like_any_other(
+    server: Server, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = server.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert "nothing to shout" not in answer.text
+    assert server.post(SHOUT, text="still here", tokens=1).status_code == 200
+
+
+def test_a_handlers_own_error(server: Server) -> None:
+    answer = server.client.get("/notes/lost")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "there is no note lost"
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_keys_and_metrics_are_the_servers(start: Any) -> None:
+    server = start(api_key=["secret"])
+    assert server.post(SHOUT, text="a").status_code == 401
+    assert server.client.delete("/notes/kept").status_code == 401
+    assert server.client.get("/notes/kept", headers={"x-reader": "you"}).status_code == 200
+    assert server.post(SHOUT, {"authorization": "Bearer secret"}, text="a", tokens=1).status_code == 200
+    metrics = server.client.get("/metrics", headers={"x-api-key": "secret"}).text
+    assert 'path="/notes/{id}"' in metrics
+    assert "/notes/kept" not in metrics
+
+
+def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
+    body = {"text": "long " * 300, "tokens": 3000}
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post(SHOUT, json=body, timeout=0.2)
+    server.until_idle()
+    with server.client.stream("POST", SHOUTS, json=body) as response:
+        next(response.iter_bytes())
+        assert server.service.llm.num_unfinished == 1
+    server.until_idle()
+
+
+def test_they_are_described(server: Server) -> None:
+    document = server.client.get("/openapi.json").json()
+    shout = document["paths"][SHOUT]["post"]
+    assert shout["summary"] == "Loud"
+    assert shout["operationId"] == "post_v1_shout"
+    assert shout["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Shout"}
+    assert set(document["paths"]["/notes/{id}"]) == {"get", "delete"}
+    assert "security" not in document["paths"]["/notes/{id}"]["get"]
+
+
+def test_what_the_server_answers_itself_stays_its_own() -> None:
+    entry = RouteEntry(method="GET", path="/health", factory="x:y", summary="")
+    routes = Registry("route", {entry.name: Offer(entry, Origin("mine", "dist-mine", "1.0"))})
+    llm: Any = SimpleNamespace(extensions=SimpleNamespace(routes=routes))
+    with pytest.raises(PluginError, match=r'mine \(dist-mine 1.0\) offers GET /health, .* = \["mine"\]'):
+        plugin_routes(llm, {("GET", "/health")})
