@@ -1,20 +1,21 @@
 """Octavo: an LLM inference engine whose features are plugins.
 
-`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. Importing
-them imports no torch.
+`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. `TextPrompt`
+and `TokensPrompt` are prompts that say more than a text. Importing them imports no torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from octavo.request import TextPrompt, TokensPrompt
 from octavo.sampling_params import SamplingParams
 from octavo.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from octavo.engine import LLM, AsyncLLM, LLMEngine
 
-__all__ = ["LLM", "AsyncLLM", "LLMEngine", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["LLM", "AsyncLLM", "LLMEngine", "SamplingParams", "StructuredOutputsParams", "TextPrompt", "TokensPrompt"]
 
 
 def __getattr__(name: str) -> Any:

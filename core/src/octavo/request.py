@@ -5,11 +5,33 @@ Owns: `Request` and the output records. Must never know: how a request is schedu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NotRequired, TypedDict
 
 from octavo.sampling_params import SamplingParams
+
+
+class TextPrompt(TypedDict):
+    """A text that is tokenised as it is, special tokens added."""
+
+    prompt: str
+    cache_salt: NotRequired[str | None]
+    """Prefix cache entries are shared only between prompts of one salt."""
+
+
+class TokensPrompt(TypedDict):
+    """Token ids that are taken as they are."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str | None]
+    """The text that they spell, for outputs to show; it is not looked at."""
+    cache_salt: NotRequired[str | None]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+"""A text, token ids, or either with more to say about it."""
 
 
 class FinishReason(StrEnum):

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import LLMEngine
-from octavo.engine.input_processor import Prompt
 from octavo.engine.output_processor import OutputKind
 from octavo.engine.remote import RemoteCore, start_process, start_thread
 from octavo.errors import EngineDeadError
 from octavo.extensions import Extensions
 from octavo.plugins import load_extensions
-from octavo.request import Request, RequestOutput
+from octavo.request import Prompt, Request, RequestOutput, TokensPrompt
 from octavo.sampling_params import SamplingParams
 from octavo.snapshot import EngineSnapshot
 from octavo.spec import Observer, Tokenizer
@@ -132,7 +131,7 @@ class AsyncLLM:
         tokenizer = self._engine.inputs.need_tokenizer("tokens")
         return await self._sized(len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> TokensPrompt:
         """The prompt for chat messages: text and token ids. Raises `InvalidRequestError`."""
         size = max(_size_of(messages), _SHORT_PROMPT + 1)  # a template may take long with little
         return await self._sized(size, lambda: self._engine.inputs.render_chat(messages, **template_options))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.engine.client import EngineClient
-from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputKind, OutputProcessor, RequestState
 from octavo.errors import InvalidRequestError
-from octavo.request import FinishReason, Request, RequestOutput
+from octavo.request import FinishReason, Prompt, Request, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.spec import Observer, Tokenizer
 from octavo.step import StepReport

@@ -14,19 +14,16 @@ from typing import Any
 
 from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError, quoted, suggestion
 from octavo.extensions import Registry
-from octavo.request import Request
+from octavo.request import Prompt, Request, TextPrompt, TokensPrompt
 from octavo.sampling_params import SamplingParams, whole_number
 from octavo.spec import LogitsProcessorEntry, Tokenizer
 from octavo.structured_outputs import StructuredOutputsParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids` and perhaps `cache_salt`."""
 
 _BEGINNING = 16
 """Characters for each token that fits, of the text that is looked at first. What follows may merge with its last
 tokens, but not make half as many of them."""
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_PROMPT_KEYS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 
 
 class InputProcessor:
@@ -106,7 +103,7 @@ class InputProcessor:
             trace_headers=trace_headers,
         )
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> TokensPrompt:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
         tokenizer = self.need_tokenizer("messages")
         text = tokenizer.apply_chat_template(messages, **template_options)
@@ -130,7 +127,8 @@ class InputProcessor:
             unknown = set(prompt) - _PROMPT_KEYS
             if unknown:
                 raise InvalidRequestError("prompt", f"unknown key {min(unknown)!r}; known: {sorted(_PROMPT_KEYS)}")
-            text, given, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+            fields: Mapping[str, Any] = prompt
+            text, given, salt = (fields.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         else:
             text, given, salt = (prompt, None, None) if isinstance(prompt, str) else (None, prompt, None)
         for name, value in (("prompt", text), ("cache_salt", salt)):

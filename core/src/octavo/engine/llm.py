@@ -16,12 +16,11 @@ from tqdm import tqdm
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import LLMEngine
-from octavo.engine.input_processor import Prompt
 from octavo.engine.output_processor import OutputKind
 from octavo.engine.remote import start_process
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.plugins import load_extensions, resolve_settings
-from octavo.request import RequestOutput
+from octavo.request import Prompt, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.spec import Tokenizer
 
@@ -105,7 +104,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a mapping with `prompt` or `prompt_token_ids` (and `cache_salt`).
+        A prompt is text, a list of token ids, or a `TextPrompt` or `TokensPrompt` with more to say about it.
         `sampling_params` is one for all or one for each; None takes what the model recommends.
 
         Raises `InvalidRequestError` if any prompt or option is refused; none of them runs then. What fails later

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from octavo.errors import OctavoError
-from octavo.request import Request, RequestOutput
+from octavo.request import Prompt, Request, RequestOutput, TokensPrompt
 from octavo.sampling_params import SamplingParams
 from octavo.spec.weights import Tokenizer
 
@@ -35,12 +35,12 @@ class ServedModel(Protocol):
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> dict[str, Any]: ...
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> TokensPrompt: ...
 
     async def make_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int] | Mapping[str, Any],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         trace_headers: Mapping[str, str] | None = None,

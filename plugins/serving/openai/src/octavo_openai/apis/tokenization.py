@@ -5,6 +5,7 @@ Owns: their records. Must never know: how a tokenizer works.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class TokenizeResponse(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: Sequence[int]
     token_strs: list[str] | None
     """As the vocabulary spells them, if that was asked for."""
 

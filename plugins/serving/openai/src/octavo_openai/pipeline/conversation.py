@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo import AsyncLLM
+from octavo import AsyncLLM, TokensPrompt
 from octavo.request import Request, TokenLogprobs
 from octavo.spec import Message, MessageParser, Tokenizer, Tool
 from octavo_openai.pipeline.choices import ChoiceDelta, ChoiceReader
@@ -114,7 +114,7 @@ async def prepare_answer(
     return Answer(service, llm, request, tool_use)
 
 
-async def prompt_token_ids(service: Service, conversation: Conversation) -> list[int]:
+async def prompt_token_ids(service: Service, conversation: Conversation) -> Sequence[int]:
     """Those that its answer would begin with. Raises `InvalidRequestError` and `APIError`."""
     llm = service.llm
     prompt = await _render(llm, conversation, _plan(service, llm, conversation))
@@ -132,8 +132,8 @@ def _plan(service: Service, llm: AsyncLLM, conversation: Conversation) -> ToolUs
     )
 
 
-async def _render(llm: AsyncLLM, conversation: Conversation, tool_use: ToolUse) -> dict[str, Any]:
-    async def render(messages: Sequence[Message]) -> dict[str, Any]:
+async def _render(llm: AsyncLLM, conversation: Conversation, tool_use: ToolUse) -> TokensPrompt:
+    async def render(messages: Sequence[Message]) -> TokensPrompt:
         tools = tool_use.tools
         if tool_use.spell_out is not None and (tools or tells_of_calls(messages)):
             messages, tools = tool_use.spell_out(messages, tools), ()

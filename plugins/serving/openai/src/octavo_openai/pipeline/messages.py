@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo import AsyncLLM
+from octavo import AsyncLLM, TokensPrompt
 from octavo.errors import InvalidRequestError
 from octavo.spec import Message, Tool
 from octavo_openai.pipeline.prompts import need_tokenizer
@@ -36,7 +36,7 @@ class Rendering:
 
 async def render_prompt(
     llm: AsyncLLM, messages: Sequence[Message], tools: Sequence[Tool], rendering: Rendering
-) -> dict[str, Any]:
+) -> TokensPrompt:
     """The prompt for `make_request`: text and token ids. Raises `InvalidRequestError` (field `messages`)."""
     template = need_tokenizer(llm).chat_template or ""
     prepared = [_prepared(message, template) for message in messages]
@@ -54,7 +54,7 @@ async def render_prompt(
     prompt = await llm.render_chat(prepared, add_generation_prompt=opens, **variables)
     if not continues:
         return prompt
-    text, mark, _ = prompt["prompt"].rpartition(_END)
+    text, mark, _ = (prompt.get("prompt") or "").rpartition(_END)
     if not mark:
         raise InvalidRequestError("continue_final_message", "the model's chat template leaves the last message out")
     return {"prompt": text, "prompt_token_ids": await llm.encode(text, add_special_tokens=False)}

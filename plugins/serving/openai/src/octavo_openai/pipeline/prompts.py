@@ -5,9 +5,9 @@ Owns: text and token ids apart, truncation. Must never know: messages, sampling.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-from octavo import AsyncLLM
+from octavo import AsyncLLM, TextPrompt, TokensPrompt
 from octavo.errors import InvalidRequestError
 from octavo.spec import Tokenizer
 
@@ -30,7 +30,7 @@ def split_prompts(given: PromptField) -> list[str | list[int]]:
 
 async def prepare_prompt(
     llm: AsyncLLM, given: str | list[int], add_special_tokens: bool, truncate: int | None, cache_salt: str | None
-) -> dict[str, Any]:
+) -> TextPrompt | TokensPrompt:
     """A prompt for `make_request`, cut to its last `truncate` tokens; -1 for as many as the model takes."""
     if truncate is not None and (truncate < -1 or truncate == 0):
         raise InvalidRequestError("truncate_prompt_tokens", f"must be at least 1, or -1, got {truncate}")

@@ -6,14 +6,14 @@ Owns: which messages are left out. Must never know: how messages become a prompt
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
+from octavo import TokensPrompt
 from octavo.spec import Message
 
-Render = Callable[[Sequence[Message]], Awaitable[dict[str, Any]]]
+Render = Callable[[Sequence[Message]], Awaitable[TokensPrompt]]
 
 
-async def render_latest(render: Render, messages: Sequence[Message], max_tokens: int) -> dict[str, Any]:
+async def render_latest(render: Render, messages: Sequence[Message], max_tokens: int) -> TokensPrompt:
     """The prompt of as many messages as fit in `max_tokens`.
 
     What the system says at first stays, and the last message of the user with all that follows; so it may be too long
