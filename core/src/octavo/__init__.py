@@ -1,7 +1,7 @@
 """Octavo: an LLM inference engine whose features are plugins.
 
-`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. `TextPrompt`
-and `TokensPrompt` are prompts that say more than a text. Importing them imports no torch.
+`LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. A prompt
+that says more than a text is a `TextPrompt` or a `TokensPrompt`. Importing them imports no torch.
 """
 
 from __future__ import annotations
