@@ -15,6 +15,7 @@ from octavo.errors import EngineDeadError, suggestion
 from octavo.spec import MakeReasoningParser, ReasoningParserEntry, ToolParserEntry
 from octavo_openai.errors import APIError
 from octavo_openai.observation.metrics import EngineMetrics
+from octavo_openai.observation.token_count import TokenCounts
 from octavo_openai.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Service:
         self.draining = False
         self.metrics: EngineMetrics | None = None
         """Counts since `attach`."""
+        self.token_counts = TokenCounts()
         self._llm: AsyncLLM | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
@@ -51,7 +53,8 @@ class Service:
         self.make_reasoning_parser = None if reasoning is None else reasoning.make
         self.model_names = options.served_model_name or _names_of(llm)
         self.metrics = EngineMetrics(self.model_names[0])
-        llm.observe(self.metrics)
+        for observer in (self.metrics, self.token_counts):
+            llm.observe(observer)
         self._llm = llm
 
     @property

@@ -31,10 +31,10 @@ from octavo_openai.apis.sampling import GenerationRequest, check_at_most, genera
 from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
 from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id, new_id
+from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.pipeline.generation import generate
 from octavo_openai.pipeline.logprob_entries import check_logprob_entries
 from octavo_openai.pipeline.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
-from octavo_openai.pipeline.token_count import TokenCount
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -92,8 +92,9 @@ async def create_completion(api_call: APICall[CompletionRequest]) -> msgspec.Str
     async def prepare(model: str) -> _Writer:
         llm = api_call.service.admit()
         answer_id = new_id("cmpl-", api_call.body.request_id)
-        run = _Run(llm, api_call.body, await _make_requests(llm, api_call, answer_id))
-        api_call.count = run.count
+        requests = await _make_requests(llm, api_call, answer_id)
+        api_call.count = count = api_call.service.token_counts.begin(requests)
+        run = _Run(llm, api_call.body, requests, count)
         return _Writer(api_call, run, answer_id, model)
 
     return await answer_api_call(api_call, prepare)
@@ -159,10 +160,8 @@ async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], an
 class _Run:
     """The requests of one API call while they run."""
 
-    def __init__(self, llm: AsyncLLM, body: CompletionRequest, requests: Sequence[Request]) -> None:
-        self.count = TokenCount()
-        for request in requests:
-            self.count.add_prompt(request)
+    def __init__(self, llm: AsyncLLM, body: CompletionRequest, requests: Sequence[Request], count: TokenCount) -> None:
+        self.count = count
         self._llm, self._body, self._requests = llm, body, requests
         self._scores = body.max_tokens == 0
 

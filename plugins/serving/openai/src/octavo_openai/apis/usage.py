@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 
 from octavo_openai.apis.sampling import GenerationRequest
 from octavo_openai.http.answers import DONE, frame
+from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.options import ServerOptions
-from octavo_openai.pipeline.token_count import TokenCount
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

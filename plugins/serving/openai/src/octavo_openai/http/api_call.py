@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from octavo_openai.pipeline.token_count import TokenCount
+from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.service import Service
 
 B = TypeVar("B")

@@ -1,4 +1,4 @@
-"""The server's log: a line for each request, one now and then for all; as text or as JSON, without anybody's text in it.
+"""The server's log: a line for each request, one now and then for all, as text or JSON, without anybody's text in it.
 
 Owns: what such lines say, how all log lines are written. Must never know: who logs.
 """

@@ -20,7 +20,6 @@ from octavo_openai.pipeline.generation import generate
 from octavo_openai.pipeline.logprob_entries import check_logprob_entries
 from octavo_openai.pipeline.messages import Rendering, render_prompt, tells_of_calls
 from octavo_openai.pipeline.prompts import need_tokenizer
-from octavo_openai.pipeline.token_count import TokenCount
 from octavo_openai.pipeline.tool_choice import ToolChoice, ToolUse, plan_tool_use
 from octavo_openai.pipeline.truncation import render_latest
 from octavo_openai.service import Service
@@ -48,14 +47,13 @@ class Answer:
     def __init__(self, service: Service, llm: AsyncLLM, request: Request, tool_use: ToolUse) -> None:
         """Use `prepare_answer`."""
         self.request = request
-        self.count = TokenCount()
+        self.count = service.token_counts.begin([request])
         """Tokens so far."""
         self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
         """Known with the first deltas, if they were asked for."""
         self._llm = llm
         self._tool_use = tool_use
         self._make_reasoning_parser = service.make_reasoning_parser
-        self.count.add_prompt(request)
 
     @property
     def tokenizer(self) -> Tokenizer:
