@@ -125,9 +125,7 @@ def plugin_of(handler, summary="Louder"):
         @hookimpl
         def octavo_register_routes(self):
             return [
-                RouteEntry(
-                    method="POST", path="/shout", factory=handler, summary=summary, body=Shout, answer=Shouted
-                )
+                RouteEntry(method="POST", path="/shout", factory=handler, summary=summary, body=Shout, answer=Shouted)
             ]
 
     return Plugin()
