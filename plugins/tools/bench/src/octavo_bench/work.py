@@ -13,10 +13,9 @@ What is counted, for each step that ran:
 
 What is not: activations and temporaries, norms, rotations, softmax, sampling, and whatever the engine's own
 bookkeeping costs. Prompt tokens found in the prefix cache are no work but the reading of their KV. Drafts count
-whether they are accepted or not, and so does what is computed twice: after a preemption, or a shared prefix by
-requests that start in one step. A drafter's own layers do not count. Weights count in the dtype that they are loaded
-in, also where a transform has quantised them since. A model smaller than the processor's caches reads its weights
-from there, so its limit is no limit.
+whether they are accepted or not, and so does what is computed again after a preemption. A drafter's own layers do not
+count. Weights count in the dtype that they are loaded in, also where a transform has quantised them since. A model
+smaller than the processor's caches reads its weights from there, so its limit is no limit.
 """
 
 from __future__ import annotations
