@@ -158,7 +158,7 @@ BROKEN_LAWS: dict[str, set[str]] = {
         "the_order_of_calls_does_not_matter",
         "a_client_that_leaves_leaves_nothing_running",
     },
-    "routes.Brave": {"a_model_that_ends_meanwhile_is_no_answer"},
+    "routes.Brave": {"an_engine_that_ends_meanwhile_leaves_no_half_answer"},
     "routes.Undescribed": {"a_server_can_describe_it"},
     "routes.Silent": {"what_is_refused_is_told_why"},
 }

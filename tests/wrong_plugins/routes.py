@@ -6,6 +6,7 @@ They have the model go on with a text, and shout what it says.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import msgspec
@@ -14,8 +15,7 @@ from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.hookspecs import hookimpl
 from octavo.request import CompletionOutput, RequestOutput
 from octavo.spec import HTTPEvents, RouteEntry
-from octavo.testing import RouteSuite
-from octavo.testing.http_call import PlainCall
+from octavo.testing import PlainCall, RouteSuite
 
 
 class Shout(msgspec.Struct):
@@ -48,8 +48,9 @@ class Handler:
         return self.answer((await self.complete(request)).outputs[0].text.upper())
 
     async def stream(self, request):
-        async for output in self.model.stream(request):
-            yield self.answer(output.outputs[0].text.upper())
+        async with aclosing(self.model.stream(request)) as outputs:
+            async for output in outputs:
+                yield self.answer(output.outputs[0].text.upper())
 
     async def text_of(self, call):
         return call.body.text

@@ -167,3 +167,10 @@ def test_sequences_look_as_plugins_expect() -> None:
     view = sequence(7, [5, 6], [8, 9], cache_salt="a")
     assert (view.sequence_id, view.token_ids.tolist(), view.output_token_ids.tolist()) == (7, [5, 6, 8, 9], [8, 9])
     assert view.request.cache_salt == "a"
+
+
+def test_a_plain_call_has_headers_and_ids_as_a_server_has_them() -> None:
+    calls = [suites.PlainCall(None, headers={"X-Reader": "you"}) for _ in range(2)]
+    assert calls[0].headers["x-reader"] == calls[0].headers["X-READER"] == "you"
+    assert calls[0].headers.get("x-writer") is None
+    assert len({call.new_request_id() for call in (*calls, *calls)}) == 4

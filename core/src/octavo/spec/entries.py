@@ -193,14 +193,14 @@ class Command:
 class RouteEntry:
     """A path that a server answers: `factory(model: ServedModel, options) -> RouteHandler`.
 
-    The factory is called once, when the model is there; until then the server says so itself. Keys, limits, timeouts,
-    the log and metrics are the server's, and so is its description: it tells of the route what stands here.
-    Raises `ValueError` for a method or a path that cannot be.
+    The factory is called once, when the model is loaded; until then the server answers that it is loading. It also sees
+    to keys, limits, timeouts, the log and metrics, and describes the route to clients by what stands here.
+    Raises `ValueError` for an unknown method or a malformed path.
     """
 
     method: HTTPMethod
     path: str
-    """Like `/v1/rerank`. `{name}` stands for one part, `{name:path}` for any number of them (see `HTTPCall.path`)."""
+    """Like `/v1/rerank`. `{name}` stands for one part, `{name:path}` for any number: see `HTTPCall.path`."""
     factory: Factory
     summary: str
     """A few words on what it answers."""
@@ -219,5 +219,5 @@ class RouteEntry:
 
     @property
     def name(self) -> str:
-        """What no other route may be called."""
+        """Method and path, which no two routes share."""
         return f"{self.method} {self.path}"

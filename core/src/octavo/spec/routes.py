@@ -65,12 +65,12 @@ class HTTPCall(Protocol[B]):
 
     @property
     def path(self) -> Mapping[str, str]:
-        """What stands in the path for its parameters."""
+        """Values of the path's parameters, by name."""
         ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names in any case."""
+        """A name is found however it is capitalised."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class HTTPCall(Protocol[B]):
 
     @property
     def trace_headers(self) -> Mapping[str, str] | None:
-        """The client's trace, for `make_request`; None if it has none."""
+        """The client's trace context, to be handed to `make_request`; None if it sent none."""
         ...
 
     def new_request_id(self) -> str:
@@ -90,7 +90,7 @@ class HTTPCall(Protocol[B]):
 
 @dataclass(frozen=True, slots=True)
 class HTTPContent:
-    """An answer that is no JSON."""
+    """An answer that is not JSON."""
 
     body: bytes
     content_type: str
@@ -100,8 +100,9 @@ class HTTPContent:
 class HTTPEvents:
     """A stream of server-sent events, each a record as JSON.
 
-    What is raised before the first one is an ordinary error. The generator is closed when the client leaves, so hold
-    streams of the model in `async with contextlib.aclosing(...)`.
+    An error before the first event is answered with its own status; a later one is the last event. The generator is
+    closed when the client leaves: consume `ServedModel.stream` inside `async with contextlib.aclosing(...)`, so that
+    its request is aborted at once.
     """
 
     records: AsyncGenerator[msgspec.Struct, None]
@@ -118,9 +119,9 @@ class HTTPError(OctavoError):
 
 HTTPAnswer = msgspec.Struct | HTTPContent | HTTPEvents
 RouteHandler = Callable[[HTTPCall[Any]], Awaitable[HTTPAnswer]]
-"""Answers one call, many at a time, in the server's event loop: what takes long belongs into a thread.
+"""Answers one call. Many run at a time, in the server's event loop: what takes long belongs into a thread.
 
-It is cancelled when the client leaves or its time is up; whatever it awaits of the model then aborts its requests. An
-`InvalidRequestError` becomes a 400 that names the field, an `HTTPError` what it says, anything else a 500 and a
-traceback in the log; the server goes on.
+When the client leaves or its time is up, the handler is cancelled, and so are the model's requests that it awaits. An
+`InvalidRequestError` becomes a 400 that names the field, an `HTTPError` the status that it holds; any other exception
+becomes a 500, with a traceback in the log.
 """

@@ -60,11 +60,12 @@ and each kind has a little more, all of it optional unless marked:
         streams_arguments = False         arguments come at their end
 
     class TestMine(RouteSuite):
-        calls = (PlainCall(MyRecord(…)), …)                           required: answered the same at every time
-        refused = (PlainCall(MyRecord(…)), …)                         by an `InvalidRequestError` or `HTTPError`
+        calls = (PlainCall(MyRecord(…)), …)                           required: each always has the same answer
+        refused = (PlainCall(MyRecord(…)), …)                         calls that end with an error of the client's
         async def model(self)             the `AsyncLLM` that is served; by default `echo_model`'s
-        def told(self, records)           what the events of a stream say, however it was cut; by default their
-                                          texts and lists joined
+        def join(self, records)           a stream's records as one value, the same however the stream was cut; by
+                                          default their texts and lists put together
+        def serve(self, work)             for tests of your own: what `async def work(model, handler)` returns
 
 A law that cannot be asked of a plugin is skipped with the reason. Everything is importable from `octavo.testing`.
 Owns: the list. Must never know: torch, until a suite is used.
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from octavo.testing.suites.executor import ExecutorSuite
     from octavo.testing.suites.grammar import GrammarSuite
     from octavo.testing.suites.grammar_samples import Constraint
+    from octavo.testing.suites.http_call import PlainCall
     from octavo.testing.suites.kv_policy import KVPolicySuite
     from octavo.testing.suites.logits_processor import LogitsProcessorSuite
     from octavo.testing.suites.model import ModelSuite
@@ -99,6 +101,7 @@ __all__ = [
     "LogitsProcessorSuite",
     "ModelSuite",
     "ParserSample",
+    "PlainCall",
     "ReasoningParserSuite",
     "RouteSuite",
     "ToolParserSuite",
@@ -114,6 +117,7 @@ _MODULES = {
     "LogitsProcessorSuite": "logits_processor",
     "ModelSuite": "model",
     "ParserSample": "parser_samples",
+    "PlainCall": "http_call",
     "ReasoningParserSuite": "reasoning_parser",
     "RouteSuite": "route",
     "ToolParserSuite": "tool_parser",

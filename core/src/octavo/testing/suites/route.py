@@ -1,4 +1,4 @@
-"""Laws of HTTP routes: answers are what the entry says, calls do not meet, a client that leaves leaves nothing behind.
+"""Laws of HTTP routes: answers are what the entry says, alone or among others; a client that leaves ends its requests.
 
 Owns: `RouteSuite`. Must never know: servers.
 """
@@ -18,13 +18,13 @@ from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.spec import HTTPContent, HTTPError, HTTPEvents, RouteHandler
 from octavo.testing import echo_model
 from octavo.testing.echo_model import echo_config
-from octavo.testing.http_call import PlainCall
+from octavo.testing.suites.http_call import PlainCall
 from octavo.testing.suites.subject import PluginSuite, no_errors_logged
 
 T = TypeVar("T")
 
 _TURNS = (0, 1, 2, 3, 5, 10, 30)
-"""After how many turns of the event loop a client leaves."""
+"""Turns of the event loop after which a client leaves."""
 
 
 class RouteSuite(PluginSuite):
@@ -38,23 +38,26 @@ class RouteSuite(PluginSuite):
         """The engine whose model is served."""
         return await AsyncLLM.start(echo_config(), [echo_model], in_process=True)
 
-    def told(self, records: Sequence[Any]) -> Any:
-        """What the events of a stream say, however it was cut: texts and lists joined, of all else the last."""
-        said: dict[str, Any] = {}
+    def join(self, records: Sequence[Any]) -> Any:
+        """A stream's records as one value, the same however the stream was cut into events.
+
+        Field by field: texts and lists are put together; of anything else the last value counts.
+        """
+        joined: dict[str, Any] = {}
         for record in map(msgspec.to_builtins, records):
             for name, value in record.items():
-                joins = isinstance(value, str | list) and name in said
-                said[name] = said[name] + value if joins else value
-        return said
+                grows = isinstance(value, str | list) and name in joined
+                joined[name] = joined[name] + value if grows else value
+        return joined
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        assert self.calls, "set `calls` to some that are always answered the same"
+        assert self.calls, "set `calls` to some that always have the same answer"
         for name, calls in (("call", self.calls), ("refused_call", self.refused)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, calls, ids=lambda call: repr(call.body)[:32])
 
     def serve(self, work: Callable[[AsyncLLM, RouteHandler], Awaitable[T]]) -> T:
-        """What `work` makes of a model and the route's handler."""
+        """What `work` returns, which is given a new model and a handler for it."""
 
         async def run() -> T:
             model = await self.model()
@@ -67,12 +70,9 @@ class RouteSuite(PluginSuite):
             return asyncio.run(run())
 
     async def _answer(self, handler: RouteHandler, call: PlainCall[Any]) -> Any:
-        """A record, an `HTTPContent`, or what a stream told."""
-        found = await handler(call)
-        if not isinstance(found, HTTPEvents):
-            return found
-        async with aclosing(found.records) as records:
-            return self.told([record async for record in records])
+        """A record, an `HTTPContent`, or a stream's records joined."""
+        found = await _whole(handler, call)
+        return self.join(found) if isinstance(found, list) else found
 
     # Laws
 
@@ -85,18 +85,11 @@ class RouteSuite(PluginSuite):
     def test_answers_are_what_the_entry_says(self, call: PlainCall[Any]) -> None:
         entry = self.offer.entry
 
-        async def records(model: AsyncLLM, handler: RouteHandler) -> list[Any]:
-            found = await handler(call)
-            if not isinstance(found, HTTPEvents):
-                return [found]
-            async with aclosing(found.records) as streamed:
-                return [record async for record in streamed]
-
         if entry.body is not None:
             assert msgspec.json.decode(msgspec.json.encode(call.body), type=entry.body) == call.body
-        found = self.serve(records)
-        assert found, "a stream without an event"
-        for record in found:
+        found = self.serve(lambda model, handler: _whole(handler, call))
+        assert found != [], "a stream without an event"
+        for record in found if isinstance(found, list) else [found]:
             if isinstance(record, HTTPContent):
                 assert "/" in record.content_type
                 assert isinstance(record.body, bytes)
@@ -121,7 +114,7 @@ class RouteSuite(PluginSuite):
         forth, back = self.serve(forth_and_back)
         assert back[::-1] == forth
 
-    def test_a_model_that_ends_meanwhile_is_no_answer(self, call: PlainCall[Any]) -> None:
+    def test_an_engine_that_ends_meanwhile_leaves_no_half_answer(self, call: PlainCall[Any]) -> None:
         async def end(model: AsyncLLM, handler: RouteHandler) -> tuple[Any, Any]:
             whole = await self._answer(handler, call)
             task = asyncio.create_task(self._answer(handler, call))
@@ -157,3 +150,12 @@ class RouteSuite(PluginSuite):
             await self._answer(handler, self.calls[0])
 
         self.serve(ask)
+
+
+async def _whole(handler: RouteHandler, call: PlainCall[Any]) -> Any:
+    """A record, an `HTTPContent`, or the list of all records of a stream."""
+    found = await handler(call)
+    if not isinstance(found, HTTPEvents):
+        return found
+    async with aclosing(found.records) as records:
+        return [record async for record in records]
