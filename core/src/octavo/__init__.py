@@ -1,7 +1,7 @@
 """Octavo: an LLM inference engine whose features are plugins.
 
 `LLM`, `SamplingParams` and `StructuredOutputsParams` are what most programs need, `AsyncLLM` what servers do. A prompt
-that says more than a text is a `TextPrompt` or a `TokensPrompt`. Importing them imports no torch.
+is a text, token ids, or a mapping: `TextPrompt` or `TokensPrompt`. Importing all these imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a user submitted, and what comes back. Records only.
 
-Owns: `Request` and the output records. Must never know: how a request is scheduled or computed.
+Owns: prompts, `Request` and the output records. Must never know: how a request is scheduled or computed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from octavo.sampling_params import SamplingParams
 
 
 class TextPrompt(TypedDict):
-    """A text that is tokenised as it is, special tokens added."""
+    """A text; the tokenizer adds special tokens, such as BOS."""
 
     prompt: str
     cache_salt: NotRequired[str | None]
-    """Prefix cache entries are shared only between prompts of one salt."""
+    """Only prompts with the same salt share entries of the prefix cache."""
 
 
 class TokensPrompt(TypedDict):
-    """Token ids that are taken as they are."""
+    """Token ids, to which nothing is added."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str | None]
-    """The text that they spell, for outputs to show; it is not looked at."""
+    """The text that they spell; only shown in outputs."""
     cache_salt: NotRequired[str | None]
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
-"""A text, token ids, or either with more to say about it."""
+"""A text, token ids, or either as a mapping with further fields."""
 
 
 class FinishReason(StrEnum):

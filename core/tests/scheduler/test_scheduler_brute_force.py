@@ -109,12 +109,13 @@ class Traffic:
                 assert filled.keys() & self.blocks(s, 0, len(s.token_ids) - 1), "one overtook another in the queue"
             self.counts["postponed"] += len(overtaken)
         if len(self.kv.groups) == 1:  # or else a hit may have to be longer than what is computed
-            starts = {s.sequence_id: s.num_computed_tokens for s in plan.scheduled}
-            for sequence in (sequences[start.sequence_id] for start in plan.started):
-                start = starts[sequence.sequence_id]
+            num_cached = {s.sequence_id: s.num_computed_tokens for s in plan.scheduled}
+            for sequence_id in (start.sequence_id for start in plan.started):
+                sequence, start = sequences[sequence_id], num_cached[sequence_id]
                 stop = min(start + self.kv.hash_block_size, len(sequence.token_ids) - 1)
-                for first in self.blocks(sequence, start, stop) if sequence.reads_prefix_cache else ():
-                    assert filled.get(first, [sequence.sequence_id])[0] == sequence.sequence_id, "computed twice"
+                for block in self.blocks(sequence, start, stop):
+                    computed_by = filled.get(block, [sequence_id])
+                    assert not sequence.reads_prefix_cache or computed_by[0] == sequence_id, "computed twice"
         if ready or scheduler.num_running:
             assert plan.scheduled or plan.preempted, "there is work, and nothing happens"
         self.counts["preempted"] += len(plan.preempted)
@@ -122,7 +123,7 @@ class Traffic:
         self.counts["resumed"] += sum(1 for start in plan.started if start.output_token_ids)
 
     def blocks(self, sequence: Any, start: int, stop: int) -> set[tuple]:
-        """All that the KV of a sequence's blocks depends on, for those that tokens `start` to `stop` fill."""
+        """The blocks that tokens `start` to `stop` fill, each as all that its KV depends on."""
         unit, request, root = self.kv.hash_block_size, sequence.request, sequence.blocks.root
         conditions = (root, request.adapter, request.cache_salt)
         return {(*conditions, *sequence.token_ids[: (i + 1) * unit]) for i in range(start // unit, stop // unit)}

@@ -170,10 +170,11 @@ def _open_tokenizer(config: EngineConfig, source: ModelSource, extensions: Exten
         logger.warning("prompts must be token ids: %s", error)
         return None
     if isinstance(tokenizer, TokenizerData):
-        source_text = tokenizer.chat_template if template is None else read_chat_template(template)
-        return HFTokenizer(replace(tokenizer, chat_template=source_text))
+        if template is not None:
+            tokenizer = replace(tokenizer, chat_template=read_chat_template(template))
+        return HFTokenizer(tokenizer)
     if template is not None:
-        raise ConfigError("model.chat_template: this model's tokenizer writes chats itself; leave the option out")
+        raise ConfigError("model.chat_template: this model's tokenizer renders chats itself; leave the option out")
     return tokenizer
 
 

@@ -104,7 +104,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many; outputs in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a `TextPrompt` or `TokensPrompt` with more to say about it.
+        A prompt is text, a list of token ids, or a `TextPrompt` or `TokensPrompt` (which may have a `cache_salt`).
         `sampling_params` is one for all or one for each; None takes what the model recommends.
 
         Raises `InvalidRequestError` if any prompt or option is refused; none of them runs then. What fails later

@@ -131,17 +131,20 @@ class KVCacheManager:
             group_id = (group_id + 1) % len(self.groups)
         return PrefixHit(limit, tuple(tuple(NULL_BLOCK if i is None else i for i in hit) for hit in hits))
 
-    def next_block(self, sequence: KVSequence, hit: PrefixHit) -> BlockHash | None:
-        """What would have to be cached for a longer hit than `hit`, its latest one; None if no longer one can be."""
+    def next_hash(self, sequence: KVSequence, hit: PrefixHit) -> BlockHash | None:
+        """Hash of the block that must be cached for a longer hit than `hit`, which `find_hit` has just found.
+
+        None if there can be no longer one.
+        """
         end = hit.num_tokens + self._hit_unit
         if end >= len(sequence.token_ids) or not sequence.blocks.hashes:
             return None
         return sequence.blocks.hashes[end // self.hash_block_size - 1]
 
-    def filled_blocks(self, sequence: KVSequence, start: int, stop: int) -> Sequence[BlockHash]:
-        """Hashes of what is full, in blocks of `hash_block_size`, once tokens `start` to `stop` are computed.
+    def filled_hashes(self, sequence: KVSequence, start: int, stop: int) -> Sequence[BlockHash]:
+        """Hashes of the blocks of `hash_block_size` tokens that computing tokens `start` to `stop` fills.
 
-        None of these tokens is a draft. Empty if prefixes are not shared.
+        These are committed tokens, never drafts. Empty if prefixes are not shared.
         """
         if not self.prefix_caching:
             return ()

@@ -44,7 +44,8 @@ def read_chat_template(given: str) -> str:
 
     Raises `ConfigError` for a file that cannot be read, and for a source that is no template.
     """
-    key, is_source = "model.chat_template", "{{" in given or "{%" in given
+    key = "model.chat_template"
+    is_source = "{{" in given or "{%" in given
     try:
         source = given if is_source else Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -74,7 +75,10 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
 
     def compile(self) -> jinja2.Template:
-        """Raises `jinja2.TemplateSyntaxError` for a template that is broken or needs what is not offered."""
+        """Compile it, once: `render` does so by itself, but only when the first chat comes.
+
+        Raises `jinja2.TemplateSyntaxError` for a template that is broken or needs what is not offered.
+        """
         if self._template is None:
             self._template = self._environment.from_string(self._source)
         return self._template

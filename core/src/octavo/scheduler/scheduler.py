@@ -180,7 +180,7 @@ class Scheduler:
                 if blocks is None:
                     continue
             sequence.draft_token_ids = ()
-            step.go_on(sequence, num_tokens, drafts, blocks)
+            step.schedule(sequence, num_tokens, drafts, blocks)
 
     def _allocate_by_preempting(self, step: StepPlan, sequence: Sequence, num_tokens: int) -> BlockIds | None:
         """Blocks for a running sequence, at the cost of others; None if it had to give way itself."""
@@ -204,14 +204,17 @@ class Scheduler:
         self._queue.put_back(victim)
 
     def _admit_waiting(self, step: StepPlan) -> None:
-        """Start what there is room for. A sequence whose next block is on its way in this step waits to share it."""
+        """Start what there is room for.
+
+        A sequence stays in the queue if another one computes its next block in this step: afterwards it shares it.
+        """
         postponed: list[Sequence] = []
-        on_the_way = self._blocks_on_the_way(step) if len(self._queue) else set[BlockHash]()
+        in_progress = self._hashes_in_progress(step) if len(self._queue) else set[BlockHash]()
         max_num_seqs = self._config.max_num_seqs
         while step.budget > 0 and len(self._running) + len(postponed) < max_num_seqs and len(self._queue):
             sequence: Sequence = self._queue.peek()
             hit = self._kv.find_hit(sequence) if sequence.reads_prefix_cache else None
-            if hit is not None and self._kv.next_block(sequence, hit) in on_the_way:
+            if hit is not None and self._kv.next_hash(sequence, hit) in in_progress:
                 postponed.append(self._queue.pop())
                 continue
             num_cached = 0 if hit is None else hit.num_tokens
@@ -227,17 +230,17 @@ class Scheduler:
             if sequence.first_scheduled_time is None:
                 self._first_admission(sequence, hit)
             step.start(sequence, num_tokens, blocks)
-            on_the_way.update(self._kv.filled_blocks(sequence, num_cached, num_cached + num_tokens))
+            in_progress.update(self._kv.filled_hashes(sequence, num_cached, num_cached + num_tokens))
         for sequence in reversed(postponed):
             self._queue.put_back(sequence)
 
-    def _blocks_on_the_way(self, step: StepPlan) -> set[BlockHash]:
-        """Hashes of the blocks that the sequences in the plan fill in this step, whatever becomes of their drafts."""
+    def _hashes_in_progress(self, step: StepPlan) -> set[BlockHash]:
+        """Hashes of the blocks that this step fills, even if every draft is rejected."""
         found: set[BlockHash] = set()
         for sequence_id, planned in step.scheduled.items():
             start = planned.num_computed_tokens
             stop = start + planned.num_scheduled_tokens - len(planned.draft_token_ids)
-            found.update(self._kv.filled_blocks(self._sequences[sequence_id], start, stop))
+            found.update(self._kv.filled_hashes(self._sequences[sequence_id], start, stop))
         return found
 
     def _first_admission(self, sequence: Sequence, hit: PrefixHit | None) -> None:

@@ -22,26 +22,27 @@ class StepPlan:
     preempted: list[int] = field(default_factory=list)
     _started: list[SequenceStart] = field(default_factory=list)
 
-    def go_on(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], new_block_ids: BlockIds) -> None:
-        """A sequence computes its next `num_tokens` tokens, of which the last ones are `drafts`."""
+    def schedule(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], new_block_ids: BlockIds) -> None:
+        """The sequence computes its next `num_tokens` tokens, the last of which are `drafts`."""
         self.budget -= num_tokens
         self.scheduled[sequence.sequence_id] = ScheduledSequence(
             sequence.sequence_id, sequence.num_computed_tokens, num_tokens, drafts, new_block_ids
         )
 
     def start(self, sequence: Sequence, num_tokens: int, block_ids: BlockIds) -> None:
-        """A sequence that the runner does not hold yet begins with `num_tokens` tokens."""
+        """Schedule a sequence that the runner does not hold: it is new, or was preempted."""
         self._started.append(SequenceStart(sequence.sequence_id, tuple(sequence.output_token_ids)))
-        self.go_on(sequence, num_tokens, (), block_ids)
+        self.schedule(sequence, num_tokens, (), block_ids)
 
     def preempt(self, sequence_id: int) -> None:
+        """Take a sequence out of the plan, if it is in it, and tell the runner to drop it."""
         planned = self.scheduled.pop(sequence_id, None)
         if planned is not None:
             self.budget += planned.num_scheduled_tokens
         self.preempted.append(sequence_id)
 
     def output(self, step_id: int, released: Iterable[int]) -> SchedulerOutput:
-        """The finished plan; `released` are the sequences that the runner must let go of."""
+        """The finished plan; `released` are ids of sequences that have ended, which the runner drops."""
         return SchedulerOutput(
             step_id,
             tuple(released),

@@ -21,9 +21,9 @@ class WaitingQueue(Protocol):
         ...
 
     def put_back(self, sequence: QueuedSequence) -> None:
-        """A sequence returns that was preempted, or popped too early; it goes before all that it once was before.
+        """Return a sequence that was preempted, or popped but not started, to its old place in the order.
 
-        Several return in reverse order.
+        Of several that were popped, the last one is put back first.
         """
         ...
 
