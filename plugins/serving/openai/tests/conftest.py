@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
@@ -150,13 +151,19 @@ def _written(calls: Sequence[Mapping[str, Any]]) -> str:
 def octavo_register_tool_parsers() -> list[ToolParserEntry]:
     return [
         ToolParserEntry(name="angles", factory=lambda tools: Calls(), suits=lambda _: True, spell_out=spell_out),
-        ToolParserEntry(name="mute", factory=lambda tools: Calls(), suits=lambda _: False),
+        ToolParserEntry(
+            name="mute", factory=lambda tools: Calls(), suits=lambda template: "mute" in template, priority=1
+        ),
     ]
 
 
 @hookimpl
 def octavo_register_reasoning_parsers() -> list[ReasoningParserEntry]:
-    return [ReasoningParserEntry(name="brackets", factory=lambda prompt: Thoughts(), suits=lambda _: True)]
+    return [
+        ReasoningParserEntry(
+            name="brackets", factory=lambda prompt: Thoughts(), suits=lambda template: "mute" not in template
+        )
+    ]
 
 
 @hookimpl
@@ -262,6 +269,14 @@ class Server:
 
     def post(self, path: str, _headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body, headers=_headers)
+
+    def send(self, path: str, **body: Any) -> socket.socket:
+        """The connection of a request whose answer nobody reads; to close it is to leave."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        client.sendall(f"{head}\r\n\r\n".encode() + data)
+        return client
 
     def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
         """The data of a stream's events; it must end with [DONE]."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from octavo.extensions import Extensions
-
 PATH = "/v1/chat/completions"
 
 
@@ -245,21 +243,14 @@ def test_without_a_tool_parser_calls_can_only_be_forced(start, weather) -> None:
     assert last == f"<say>{listed}</say>"
 
 
-def test_a_chat_template_that_is_given_is_in_force_everywhere(start, monkeypatch) -> None:
-    looked_at = []
-    suiting = Extensions.suiting
-
-    def note(self: Extensions, parsers: Any, template: str) -> Any:
-        looked_at.append(template)
-        return suiting(self, parsers, template)
-
-    monkeypatch.setattr(Extensions, "suiting", note)
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools | tojson if tools }}"
+def test_a_chat_template_that_is_given_renders_chats_and_chooses_the_parsers(start, weather) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# mute #}"
     server = start(engine={"chat_template": template})
-    assert looked_at == [template, template]  # by the choice of a tool parser, and of a reasoning parser
-    messages = [user("hi"), {"role": "assistant", "content": "<say>well</say>"}]
-    assert prompt_of(server, messages=messages) == "[user]hi[assistant]<say>well</say>"
-    assert message(chat(server, messages=messages))["content"] == "well"
+    messages = [user("hi"), {"role": "assistant", "content": "<say>(well)</say>"}]
+    assert prompt_of(server, messages=messages) == "[user]hi[assistant]<say>(well)</say>"
+    assert message(chat(server, messages=messages))["content"] == "(well)", "no reasoning parser suits it"
+    refused = server.post(PATH, messages=messages, tools=weather).json()["error"]
+    assert "tool parser 'mute'" in refused["message"]
     refused = server.post(PATH, messages=messages, chat_template="{{ 1 }}").json()["error"]
     assert refused["param"] == "chat_template"
     assert "--chat-template" in refused["message"]
