@@ -1,4 +1,4 @@
-"""The line of throughput: what it says, that it comes while there are steps, and that an idle engine has no timer."""
+"""Reports of throughput: what they say, that they come while there are steps, and that an idle engine has no timer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo import SamplingParams
 from octavo.request import Request
 from octavo.step import ScheduledSequence, StepStats
 from octavo_openai.observation.metrics import EngineMetrics
-from octavo_openai.observation.throughput import Throughput, ThroughputTeller
+from octavo_openai.observation.throughput import Throughput, ThroughputReporter
 
 IDLE = StepStats(
     step_id=0,
@@ -39,24 +39,26 @@ REQUEST = Request(
 
 
 class Subject:
-    """A teller with a clock and timers of its own; `told` is what it told."""
+    """A reporter with a clock and timers of its own, and its reports."""
 
     def __init__(self, interval: float = 10.0) -> None:
         self.now = 1000.0
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.told: list[Throughput] = []
+        self.reports: list[Throughput] = []
         self.metrics = EngineMetrics("m")
-        self.teller = ThroughputTeller(self.metrics, interval, self.told.append, self.call_later, lambda: self.now)
+        self.reporter = ThroughputReporter(
+            self.metrics, interval, self.reports.append, self.call_later, lambda: self.now
+        )
 
     def call_later(self, delay: float, call: Callable[[], None]) -> None:
         self.timers.append((self.now + delay, call))
 
     def request(self) -> None:
-        for observer in (self.metrics, self.teller):
+        for observer in (self.metrics, self.reporter):
             observer.on_request(REQUEST)
 
     def step(self, **changes: Any) -> None:
-        for observer in (self.metrics, self.teller):
+        for observer in (self.metrics, self.reporter):
             observer.on_step(dataclasses.replace(IDLE, **changes))
 
     def wait(self, seconds: float) -> None:
@@ -67,7 +69,7 @@ class Subject:
             call()
 
 
-def test_it_is_told_while_there_are_steps_and_once_after_the_last() -> None:
+def test_reports_come_while_there_are_steps_and_once_after_the_last() -> None:
     subject = Subject()
     subject.wait(500)
     subject.request()
@@ -76,21 +78,21 @@ def test_it_is_told_while_there_are_steps_and_once_after_the_last() -> None:
         subject.wait(1)
         subject.step(num_running=2, num_waiting=1, num_generated_tokens=30)
         assert len(subject.timers) == 1
-    assert [line.generation_tokens_per_second for line in subject.told] == [30, 30]
-    assert [(line.num_running, line.num_waiting) for line in subject.told] == [(2, 1), (2, 1)]
+    assert [r.generation_tokens_per_second for r in subject.reports] == [30, 30]
+    assert [(r.num_running, r.num_waiting) for r in subject.reports] == [(2, 1), (2, 1)]
     subject.wait(1)
     subject.step(num_generated_tokens=4)
     subject.wait(10)
-    [*_, last] = subject.told
-    assert len(subject.told) == 3
+    [*_, last] = subject.reports
+    assert len(subject.reports) == 3
     assert last.generation_tokens_per_second == round((5 * 30 + 4) / 6, 1), "until the last step, not until now"
     assert (last.num_running, last.num_waiting) == (0, 0)
     assert not subject.timers
     subject.wait(1000)
-    assert len(subject.told) == 3
+    assert len(subject.reports) == 3
 
 
-def test_what_is_told() -> None:
+def test_what_a_report_says() -> None:
     subject = Subject()
     subject.request()
     subject.wait(2)
@@ -110,7 +112,7 @@ def test_what_is_told() -> None:
     subject.wait(10)
     subject.step(num_running=1, num_used_blocks=1)
     subject.wait(10)
-    everything, nothing = subject.told
+    everything, nothing = subject.reports
     assert everything == Throughput(
         prompt_tokens_per_second=30,
         generation_tokens_per_second=1.5,
@@ -142,10 +144,10 @@ def test_time_without_requests_does_not_count() -> None:
         subject.wait(2)
         subject.step(num_generated_tokens=10)
         subject.wait(10)
-    assert [line.generation_tokens_per_second for line in subject.told] == [5, 5]
+    assert [r.generation_tokens_per_second for r in subject.reports] == [5, 5]
 
 
-def test_requests_one_after_the_other_are_told_of_together() -> None:
+def test_requests_one_after_the_other_share_a_report() -> None:
     subject = Subject()
     for _ in range(8):
         subject.request()
@@ -153,16 +155,16 @@ def test_requests_one_after_the_other_are_told_of_together() -> None:
         subject.step(num_generated_tokens=1)
         subject.wait(0.5)
     subject.wait(10)
-    assert [line.generation_tokens_per_second for line in subject.told] == [round(8 / 7.5, 1)]
+    assert [r.generation_tokens_per_second for r in subject.reports] == [round(8 / 7.5, 1)]
 
 
-def test_the_end_tells_what_is_left_and_no_more() -> None:
+def test_the_shutdown_reports_what_is_left_and_nothing_comes_later() -> None:
     subject = Subject()
-    subject.teller.shutdown()
-    assert not subject.told
+    subject.reporter.shutdown()
+    assert not subject.reports
     subject.request()
     subject.wait(1)
     subject.step(num_generated_tokens=7)
-    subject.teller.shutdown()
+    subject.reporter.shutdown()
     subject.wait(100)
-    assert [line.generation_tokens_per_second for line in subject.told] == [7]
+    assert [r.generation_tokens_per_second for r in subject.reports] == [7]

@@ -96,7 +96,7 @@ class ServerOptions(Section, frozen=True):
     log_requests: Annotated[bool, _doc("Log a line for each request; never its text.")] = True
     log_stats_interval: Annotated[
         Positive | None,
-        _doc("Seconds between log lines that tell the throughput; none while nothing runs. None: no such lines."),
+        _doc("Seconds between log lines of the throughput, while requests run. None: no such lines."),
     ] = 10.0
     log_format: Annotated[Literal["text", "json"], _doc("Form of log lines: text, or a JSON object each.")] = "text"
     in_process: Annotated[

@@ -30,7 +30,7 @@ from octavo_openai.http.app import Application, with_cors
 from octavo_openai.http.connection import make_connection_class
 from octavo_openai.http.request_log import configure_logging, log_throughput
 from octavo_openai.http.static_files import page_routes
-from octavo_openai.observation.throughput import ThroughputTeller
+from octavo_openai.observation.throughput import ThroughputReporter
 from octavo_openai.options import ServerOptions, read_engine_config, read_options
 from octavo_openai.plugin_routes import plugin_routes
 from octavo_openai.routes import ROUTES
@@ -99,9 +99,10 @@ async def serve(
 
 def _log_throughput(service: Service, llm: AsyncLLM) -> None:
     interval = service.options.log_stats_interval
-    if interval is not None and service.metrics is not None:
+    assert service.metrics is not None, "the service has its model"
+    if interval is not None:
         call_later = asyncio.get_running_loop().call_later
-        llm.observe(ThroughputTeller(service.metrics, interval, log_throughput, call_later))
+        llm.observe(ThroughputReporter(service.metrics, interval, log_throughput, call_later))
 
 
 async def _until_end(app: Application, llm: AsyncLLM, stopping: asyncio.Task[bool]) -> int:

@@ -1,4 +1,4 @@
-"""The server's log: a line for each request, one now and then for all, as text or JSON, without anybody's text in it.
+"""The server's log: a line for each request, lines of throughput, as text or as JSON, never with anybody's text.
 
 Owns: what such lines say, how all log lines are written. Must never know: who logs.
 """
@@ -18,6 +18,7 @@ from octavo_openai.observation.throughput import Throughput
 
 logger = logging.getLogger("octavo_openai")
 throughput_logger = logging.getLogger("octavo_openai.throughput")
+"""Of its own, since its lines are not switched off with those of requests."""
 
 _FIELDS = "fields"
 """The attribute of a log record that holds what is known besides its message."""
@@ -62,15 +63,15 @@ def log_request(
         "finish_reasons": finish_reasons or None,
         "error": error,
     }
-    logger.log(level, "request", extra=_known(fields))
+    logger.log(level, "request", extra=_extra(fields))
 
 
 def log_throughput(throughput: Throughput) -> None:
-    throughput_logger.info("throughput", extra=_known(asdict(throughput)))
+    throughput_logger.info("throughput", extra=_extra(asdict(throughput)))
 
 
-def _known(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a log record has besides its message."""
+def _extra(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Those that are known, where the formatters look for them."""
     return {_FIELDS: {name: value for name, value in fields.items() if value is not None}}
 
 

@@ -1,6 +1,6 @@
-"""How fast the engine is, told every few seconds while it does anything.
+"""How fast the engine is, reported every few seconds while it computes.
 
-Owns: what is told (`Throughput`), and when. Must never know: how it is written, how the engine works.
+Owns: what is reported (`Throughput`), and when. Must never know: where reports go, how the engine works.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from octavo_openai.observation.metrics import EngineMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Of the time since the one before, or since the engine was idle; what is no rate is as the last step left it."""
+    """Rates since the report before, or since the first request after an idle time; all else as of the last step."""
 
     prompt_tokens_per_second: float
-    """Those computed; cached ones are not."""
+    """Prompt tokens that were computed, not those found in the prefix cache."""
     generation_tokens_per_second: float
     num_running: int
-    """Sequences."""
+    """In sequences, as `num_waiting`."""
     num_waiting: int
     kv_cache_usage_percent: float
     prefix_cache_hit_percent: float | None
-    """Of the prompt tokens that were looked up, those found; None if none were."""
+    """Prompt tokens found, of those looked up since the report before; None if none were looked up."""
     draft_acceptance_percent: float | None
-    """Of the drafts that were verified; None if none were."""
+    """Drafts accepted, of those verified since the report before; None if none were verified."""
 
 
-class ThroughputTeller(Observer):
-    """Calls `tell` every `interval` seconds while there are steps, and once more for the last of them.
+class ThroughputReporter(Observer):
+    """Calls `report` every `interval` seconds while there are steps, and once more after the last one.
 
-    The first step after a telling sets the timer of the next one, so an idle engine has none.
+    The first step after a report sets the timer of the next report, so an idle engine has no timer.
     """
 
     def __init__(
         self,
         metrics: EngineMetrics,
         interval: float,
-        tell: Callable[[Throughput], None],
+        report: Callable[[Throughput], None],
         call_later: Callable[[float, Callable[[], None]], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`metrics` must be told of a step before this is; `call_later` is the event loop's."""
+        """`metrics` must observe each step before this does; `call_later` is the event loop's."""
         self._metrics, self._interval = metrics, interval
-        self._tell, self._call_later, self._clock = tell, call_later, clock
+        self._report, self._call_later, self._clock = report, call_later, clock
         self._totals = metrics.totals()
         self._since = self._last_step = clock()
         self._stats: StepStats | None = None
@@ -65,20 +65,20 @@ class ThroughputTeller(Observer):
         self._is_idle = not (stats.num_running or stats.num_waiting)
         if not self._has_timer:
             self._has_timer = True
-            self._call_later(self._interval, self._on_time)
+            self._call_later(self._interval, self._make_report)
 
     def shutdown(self) -> None:
-        self._on_time()
+        self._make_report()
 
-    def _on_time(self) -> None:
-        if not self._has_timer:  # the shutdown came before it
+    def _make_report(self) -> None:
+        if not self._has_timer:  # nothing is new: there was no step, or the shutdown came before the timer
             return
         assert self._stats is not None, "a step sets the timer"
         self._has_timer = False
         totals, before = self._metrics.totals(), self._totals
-        seconds = self._last_step - self._since  # not until now: then the engine may have been idle for a while
+        seconds = self._last_step - self._since  # not until now: the engine may be idle since
         self._totals, self._since = totals, self._last_step
-        self._tell(
+        self._report(
             Throughput(
                 prompt_tokens_per_second=round((totals.prompt_tokens - before.prompt_tokens) / seconds, 1),
                 generation_tokens_per_second=round((totals.generation_tokens - before.generation_tokens) / seconds, 1),

@@ -1,6 +1,6 @@
 """How many tokens an API call took, also where it got no answer.
 
-Owns: the counts. Must never know: how they are told of, what the tokens say.
+Owns: the counts. Must never know: what they are used for, what the tokens say.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ class TokenCount:
 
 
 class TokenCounts(Observer):
-    """Begins counts, and completes them for requests that end early: their tokens were computed, though nobody is told.
+    """Makes the counts of API calls, and completes those of requests that end early.
 
-    A whole answer has but one output, which is never made where its client leaves or it takes too long.
+    A call that does not stream has its tokens counted when its only output comes. If the client leaves or time runs
+    out, none comes, though tokens were computed; the engine tells its observers how many.
     """
 
     def __init__(self) -> None:
         self._by_request: WeakValueDictionary[str, TokenCount] = WeakValueDictionary()
-        """Weak, for not every request that was made is run."""
+        """Weak, so that a count goes with its API call: a request that was made but never runs does not finish."""
 
     def begin(self, requests: Sequence[Request]) -> TokenCount:
         """The count of an API call, with its prompts."""
