@@ -1,6 +1,6 @@
 """Routes that other plugins offer, as routes of this server.
 
-Owns: making their handlers, which of them cannot be. Must never know: which plugins there are, what they answer.
+Owns: making their handlers, refusing those in the way of the server's own. Must never know: what they answer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from octavo_openai.http.route import Answer, Route
 
 
 def plugin_routes(llm: AsyncLLM, taken: Collection[tuple[str, str]]) -> list[Route]:
-    """`taken` are methods and paths of the server's own.
+    """Routes of all plugins, with handlers for this model.
 
-    Raises `PluginError` for a route that is taken or whose handler cannot be made.
+    `taken` has methods and paths of the server's own routes. Raises `PluginError` for a route among them, and for one
+    whose handler cannot be made.
     """
     extensions = llm.extensions
     model: ServedModel = llm
@@ -42,7 +43,7 @@ def _route(entry: RouteEntry, handler: RouteHandler) -> Route:
     async def answer(api_call: APICall) -> Answer:
         if entry.body is None:
             api_call.service.check_ready()
-        else:
+        else:  # what brings a body is likely to compute, so it waits in the same queue as the server's own requests
             api_call.service.admit()
         found = await handler(api_call)
         return EventStream(_frames(found.records)) if isinstance(found, HTTPEvents) else found

@@ -45,7 +45,8 @@ _encode = msgspec.json.Encoder().encode
 class Application:
     """Answers HTTP requests with a service, by `routes`, their description and, without a key, the files of a page.
 
-    Until `complete` adds the rest, a path that it does not know is answered like all while the model loads.
+    Until `complete` has added the routes that are not known before the model is loaded, a path that is not there gets
+    the answer of all paths meanwhile: 503, the model is being loaded.
     """
 
     def __init__(self, service: Service, routes: Sequence[Route], page: Sequence[StarletteRoute] = ()) -> None:
@@ -66,11 +67,11 @@ class Application:
 
     @property
     def taken(self) -> set[tuple[str, str]]:
-        """Methods and paths that are answered."""
+        """Methods and paths of the routes and of the page."""
         return {(r.method, r.path) for r in self._routes} | {(m, r.path) for r in self._page for m in r.methods or ()}
 
     def complete(self, routes: Sequence[Route]) -> None:
-        """Answer by these as well, which could not be told before the model was there."""
+        """Add the routes that are known only now; from here on a path that is not there is a 404."""
         self._routes += tuple(routes)
         self._is_complete = True
         self._connect()
@@ -115,8 +116,8 @@ class Application:
             exchange.status = CLIENT_LEFT
             return None
         except HTTPException as found:
-            is_unknown = found.status_code == 404 and not self._is_complete
-            error = still_loading() if is_unknown else _routing_error(found, exchange.scope)
+            may_come = found.status_code == 404 and not self._is_complete
+            error = still_loading() if may_come else _routing_error(found, exchange.scope)
         except Exception as raised:
             known = as_api_error(raised)
             if known is None:

@@ -26,7 +26,7 @@ class Route:
     handler: Callable[[APICall], Awaitable[Answer]]
     summary: str
     operation_id: str | None = None
-    """What the server's description calls it; None: as its handler is called."""
+    """Its name in `/openapi.json`; None: that of the handler."""
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     """None: what it answers has no schema."""
