@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,12 @@ import pytest
 from octavo.errors import PluginError
 from octavo.extensions import Offer, Origin, Registry
 from octavo.spec import RouteEntry
+from octavo_openai.http.app import Application
+from octavo_openai.http.static_files import page_routes
+from octavo_openai.options import ServerOptions
 from octavo_openai.plugin_routes import plugin_routes
+from octavo_openai.routes import ROUTES
+from octavo_openai.service import Service
 
 Server = Any  # that of conftest.py
 SHOUT, SHOUTS = "/v1/shout", "/v1/shouts"
@@ -92,9 +98,25 @@ def test_they_are_described(server: Server) -> None:
     assert "security" not in document["paths"]["/notes/{id}"]["get"]
 
 
-def test_what_the_server_answers_itself_stays_its_own() -> None:
-    entry = RouteEntry(method="GET", path="/health", factory="x:y", summary="")
+@pytest.mark.parametrize(
+    ("method", "path", "is_refused"),
+    [
+        ("GET", "/health", True),
+        ("GET", "/openapi.json", True),
+        ("GET", "/v1/models/mine", True),  # the server's own path has a parameter there
+        ("GET", "/v1/models/{name}/{part:path}", True),
+        ("DELETE", "/health", False),
+        ("GET", "/health/{part}", False),
+    ],
+)
+def test_what_the_server_answers_itself_stays_its_own(method: Any, path: str, is_refused: bool) -> None:
+    entry = RouteEntry(method=method, path=path, factory=lambda *_: str, summary="")
     routes = Registry("route", {entry.name: Offer(entry, Origin("mine", "dist-mine", "1.0"))})
-    llm: Any = SimpleNamespace(extensions=SimpleNamespace(routes=routes))
-    with pytest.raises(PluginError, match=r'mine \(dist-mine 1.0\) offers GET /health, .* = \["mine"\]'):
-        plugin_routes(llm, {("GET", "/health")})
+    llm: Any = SimpleNamespace(extensions=SimpleNamespace(routes=routes, options_of=lambda _: None))
+    app = Application(Service(ServerOptions()), ROUTES, page_routes())
+    if is_refused:
+        message = rf"mine \(dist-mine 1.0\) offers {re.escape(entry.name)}, .* = \[\"mine\"\]"
+        with pytest.raises(PluginError, match=message):
+            plugin_routes(llm, app.answers)
+    else:
+        assert [route.path for route in plugin_routes(llm, app.answers)] == [path]

@@ -6,7 +6,7 @@ Owns: making their handlers, refusing those in the way of the server's own. Must
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -19,10 +19,10 @@ from octavo_openai.http.api_call import APICall
 from octavo_openai.http.route import Answer, Route
 
 
-def plugin_routes(llm: AsyncLLM, taken: Collection[tuple[str, str]]) -> list[Route]:
+def plugin_routes(llm: AsyncLLM, is_taken: Callable[[str, str], bool]) -> list[Route]:
     """Routes of all plugins, with handlers for this model.
 
-    `taken` has methods and paths of the server's own routes. Raises `PluginError` for a route among them, and for one
+    `is_taken(method, path)` says what the server answers itself. Raises `PluginError` for such a route, and for one
     whose handler cannot be made.
     """
     extensions = llm.extensions
@@ -30,7 +30,7 @@ def plugin_routes(llm: AsyncLLM, taken: Collection[tuple[str, str]]) -> list[Rou
     routes = []
     for offer in extensions.routes.values():
         entry = offer.entry
-        if (entry.method, entry.path) in taken:
+        if is_taken(entry.method, entry.path):
             raise PluginError(
                 f"plugin {offer.origin} offers {entry.name}, which the server answers itself; disable the plugin: "
                 f'disable_plugins = ["{offer.origin.plugin}"]'

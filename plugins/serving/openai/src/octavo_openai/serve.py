@@ -85,7 +85,7 @@ async def serve(
         try:
             service.attach(llm)
             _log_throughput(service, llm)
-            app.complete(plugin_routes(llm, app.taken))
+            app.complete(plugin_routes(llm, app.answers))
             gc.collect()
             gc.freeze()  # what was imported and loaded lives as long as the process
             print(f"octavo: serving {service.model_names[0]} at {_address(options, listener)}", flush=True)

@@ -15,8 +15,8 @@ from typing import Any, get_args
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Router
 from starlette.routing import Route as StarletteRoute
-from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.spec import HTTPContent, HTTPMethod
@@ -65,10 +65,10 @@ class Application:
         self._live: set[Exchange] = set()
         self._connect()
 
-    @property
-    def taken(self) -> set[tuple[str, str]]:
-        """Methods and paths of the routes and of the page."""
-        return {(r.method, r.path) for r in self._routes} | {(m, r.path) for r in self._page for m in r.methods or ()}
+    def answers(self, method: str, path: str) -> bool:
+        """Whether there is a route or a file of the page for this path, which may have parameters itself."""
+        scope = {"type": "http", "method": method, "path": path}
+        return any(route.matches(scope)[0] is Match.FULL for route in self._router.routes)
 
     def complete(self, routes: Sequence[Route]) -> None:
         """Add the routes that are known only now; from here on a path that is not there is a 404."""
