@@ -98,7 +98,7 @@ class HTTPContent:
 
 @dataclass(frozen=True, slots=True)
 class HTTPEvents:
-    """A stream of server-sent events, each a record as JSON.
+    """A stream of server-sent events, at least one, each a record as JSON.
 
     An error before the first event is answered with its own status; a later one is the last event. The generator is
     closed when the client leaves: consume `ServedModel.stream` inside `async with contextlib.aclosing(...)`, so that
