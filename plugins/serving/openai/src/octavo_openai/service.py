@@ -5,6 +5,7 @@ Owns: `Service`. Must never know: HTTP, what an answer looks like.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -39,6 +40,8 @@ class Service:
         self.tool_parser: Offer[ToolParserEntry] | None = None
         self.make_reasoning_parser: MakeReasoningParser | None = None
         self.draining = False
+        self.turns = asyncio.Lock()
+        """Whoever holds it does a part of some work that would take too long in one go, and lets it go."""
         self.metrics: EngineMetrics | None = None
         """Counts since `attach`."""
         self.token_counts = TokenCounts()

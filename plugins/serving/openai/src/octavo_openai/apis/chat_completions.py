@@ -14,12 +14,19 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
-from octavo_openai.apis.answer_writer import answer_conversation
+from octavo_openai.apis.answer_writer import WrittenAnswer, answer_conversation
 from octavo_openai.apis.chat_request import ChatCompletionRequest
-from octavo_openai.apis.logprobs import ChatLogprobs, PromptLogprobs, Spelling, chat_logprobs, prompt_logprobs
+from octavo_openai.apis.logprobs import (
+    ChatLogprobs,
+    PromptLogprobs,
+    Spelling,
+    chat_logprobs,
+    num_entries,
+    prompt_logprobs,
+)
 from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
-from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, new_id
+from octavo_openai.http.long_lists import Unfilled, listed
 from octavo_openai.pipeline.choices import ChoiceDelta
 from octavo_openai.pipeline.conversation import Answer
 
@@ -104,7 +111,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
+async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> WrittenAnswer:
     return await answer_conversation(api_call, new_id("chatcmpl-", api_call.body.request_id), _Writer)
 
 
@@ -125,19 +132,19 @@ class _Writer:
 
     async def whole(self) -> ChatCompletion:
         async with aclosing(self._answer.deltas(incremental=False)) as all_deltas:
-            choices = [self._choice(delta) async for deltas in all_deltas for delta in deltas]
-        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
+            found = [delta async for deltas in all_deltas for delta in deltas]
+        self._api_call.finish_reasons = [str(delta.finish_reason) for delta in found]
         return ChatCompletion(
             id=self._id,
             created=self._api_call.created,
             model=self._model,
-            choices=choices,
+            choices=listed(found, sum(num_entries(delta.logprobs) for delta in found), self._choices),
             usage=usage_of(self._answer.count),
             prompt_token_ids=self._prompt_token_ids(),
             prompt_logprobs=self._prompt_logprobs(),
         )
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
         usage = StreamUsage(self._body, self._api_call.service.options, self._answer.count)
         async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
             async for deltas in all_deltas:
@@ -182,15 +189,18 @@ class _Writer:
             token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
         )
 
-    def _choice(self, delta: ChoiceDelta) -> ChatChoice:
-        return ChatChoice(
-            index=delta.index,
-            message=_whole_message(delta.message),
-            logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-            token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
-        )
+    def _choices(self, deltas: Sequence[ChoiceDelta]) -> list[ChatChoice]:
+        return [
+            ChatChoice(
+                index=delta.index,
+                message=_whole_message(delta.message),
+                logprobs=self._logprobs(delta),
+                finish_reason=delta.finish_reason,
+                stop_reason=delta.stop_reason,
+                token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
+            )
+            for delta in deltas
+        ]
 
     def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         if self._spelling is None or delta.logprobs is None:

@@ -18,19 +18,20 @@ from msgspec import UNSET, UnsetType
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
-from octavo_openai.apis.answer_writer import answer_api_call
+from octavo_openai.apis.answer_writer import WrittenAnswer, answer_api_call
 from octavo_openai.apis.logprobs import (
     CompletionLogprobs,
+    EchoedPrompt,
     LegacyLogprobs,
     PromptLogprobs,
     Spelling,
-    joined,
+    num_entries,
     prompt_logprobs,
 )
 from octavo_openai.apis.sampling import GenerationRequest, check_at_most, generation_changes
 from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
-from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id, new_id
+from octavo_openai.http.long_lists import Unfilled, listed
 from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.pipeline.generation import generate
 from octavo_openai.pipeline.logprob_entries import check_logprob_entries
@@ -88,7 +89,7 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def create_completion(api_call: APICall[CompletionRequest]) -> msgspec.Struct | EventStream:
+async def create_completion(api_call: APICall[CompletionRequest]) -> WrittenAnswer:
     async def prepare(model: str) -> _Writer:
         llm = api_call.service.admit()
         answer_id = new_id("cmpl-", api_call.body.request_id)
@@ -110,15 +111,17 @@ class _Writer:
         self._id, self._model = answer_id, model
 
     async def whole(self) -> Completion:
-        async with aclosing(self._run.choices(incremental=False)) as pieces:
-            choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
-        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
-        return self._completion(choices, usage_of(self._run.count))
+        async with aclosing(self._run.news(incremental=False)) as all_news:
+            found = sorted([one async for news in all_news for one in news], key=lambda one: one[0].index)
+        self._api_call.finish_reasons = [str(_reason(completion)) for _, _, completion in found]
+        num_logprobs = sum(num_entries(o.prompt_logprobs) + num_entries(c.logprobs) for _, o, c in found)
+        return self._completion(listed(found, num_logprobs, _choices), usage_of(self._run.count))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
         usage = StreamUsage(self._api_call.body, self._api_call.service.options, self._run.count)
-        async with aclosing(self._run.choices(incremental=True)) as pieces:
-            async for choices in pieces:
+        async with aclosing(self._run.news(incremental=True)) as all_news:
+            async for news in all_news:
+                choices = _choices(news)
                 self._api_call.finish_reasons += [c.finish_reason for c in choices if c.finish_reason is not None]
                 if frames := usage.frames(choices, self._completion):
                     yield frames
@@ -165,7 +168,7 @@ class _Run:
         self._llm, self._body, self._requests = llm, body, requests
         self._scores = body.max_tokens == 0
 
-    async def choices(self, incremental: bool) -> AsyncGenerator[list[CompletionChoice], None]:
+    async def news(self, incremental: bool) -> AsyncGenerator[list[_News], None]:
         """What is new of the choices, whenever something is; not `incremental`: all of a prompt's, once.
 
         Leaving it aborts the requests; so close it.
@@ -179,8 +182,7 @@ class _Run:
                 if self._scores:
                     output = _scored(output)
                 self.count.add_output(output)
-                pieces = [writers[i * n + c.index].write(output, c) for c in output.outputs]
-                yield [piece for piece in pieces if piece is not None]
+                yield [(writers[i * n + c.index], output, c) for c in output.outputs]
 
 
 def _scored(output: RequestOutput) -> RequestOutput:
@@ -194,7 +196,8 @@ class _ChoiceWriter:
     """Writes one choice, in one piece or in many."""
 
     def __init__(self, llm: AsyncLLM, body: CompletionRequest, request: Request, index: int) -> None:
-        self._body, self._request, self._index = body, request, index
+        self.index = index
+        self._body, self._request = body, request
         self._has_begun = self._is_finished = False
         self._prompt_text, self._prompt_shows_special = "", True
         self._legacy: LegacyLogprobs | None = None
@@ -216,30 +219,42 @@ class _ChoiceWriter:
             return None
         self._is_finished = completion.finished
         choice = CompletionChoice(
-            index=self._index,
+            index=self.index,
             text=completion.text,
             logprobs=None,
-            finish_reason=None if completion.finish_reason is None else completion.finish_reason.value,
+            finish_reason=_reason(completion),
             stop_reason=completion.stop_reason,
         )
+        prompt = None
         if not self._has_begun:
             self._has_begun = True
-            self._begin(choice, output)
+            prompt = self._begin(choice, output)
         if self._legacy is not None:
-            new = self._legacy.output(completion.token_ids, completion.logprobs or ())
-            choice.logprobs = new if choice.logprobs is None else joined(choice.logprobs, new)
+            choice.logprobs = self._legacy.told(completion.token_ids, completion.logprobs or (), prompt)
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
 
-    def _begin(self, choice: CompletionChoice, output: RequestOutput) -> None:
-        """The prompt's part, which is known as a whole with the first token."""
+    def _begin(self, choice: CompletionChoice, output: RequestOutput) -> EchoedPrompt | None:
+        """Tell of the prompt, which is known as a whole with the first token; what is echoed of it."""
         body, ids, logprobs = self._body, output.prompt_token_ids, output.prompt_logprobs or ()
         if body.return_token_ids:
             choice.prompt_token_ids = ids
         if body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(logprobs, body.prompt_logprobs, self._spelling)
-        if body.echo:
-            choice.text = self._prompt_text + choice.text
-            if self._legacy is not None:
-                choice.logprobs = self._legacy.prompt(ids, logprobs, self._prompt_text, self._prompt_shows_special)
+        if not body.echo:
+            return None
+        choice.text = self._prompt_text + choice.text
+        return EchoedPrompt(ids, logprobs, self._prompt_text, self._prompt_shows_special)
+
+
+_News = tuple[_ChoiceWriter, RequestOutput, CompletionOutput]
+"""A completion of an output, and who writes it."""
+
+
+def _choices(news: Sequence[_News]) -> list[CompletionChoice]:
+    return [choice for writer, output, c in news if (choice := writer.write(output, c)) is not None]
+
+
+def _reason(completion: CompletionOutput) -> str | None:
+    return None if completion.finish_reason is None else completion.finish_reason.value

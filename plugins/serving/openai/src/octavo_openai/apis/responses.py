@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from octavo_openai.apis.answer_writer import answer_conversation
+from octavo_openai.apis.answer_writer import WrittenAnswer, answer_conversation
 from octavo_openai.apis.logprobs import ContentLogprob, Spelling, chat_logprobs
 from octavo_openai.apis.response_records import (
     ArgumentsDelta,
@@ -47,15 +47,16 @@ from octavo_openai.apis.response_records import (
 )
 from octavo_openai.apis.responses_request import ResponsesRequest, TextFormat, TextOptions
 from octavo_openai.errors import APIError
-from octavo_openai.http.answers import EventStream, frame
+from octavo_openai.http.answers import frames
 from octavo_openai.http.api_call import APICall, new_id
+from octavo_openai.http.long_lists import Unfilled
 from octavo_openai.pipeline.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.pipeline.conversation import Answer
 
 _ID_PREFIX = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
 
-async def create_response(api_call: APICall[ResponsesRequest]) -> msgspec.Struct | EventStream:
+async def create_response(api_call: APICall[ResponsesRequest]) -> WrittenAnswer:
     return await answer_conversation(api_call, new_id("resp_", api_call.body.request_id), _Writer)
 
 
@@ -77,7 +78,7 @@ class _Writer:
         await self._blocks.finish()
         return self._ended()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
         async with aclosing(self._blocks.changes(incremental=True)) as all_changes:
             async for changes in all_changes:
                 events = self._first_events() if self._num_events == 0 else []
@@ -89,7 +90,7 @@ class _Writer:
         is_cut = response.incomplete_details is not None
         yield self._frames([ResponseIncomplete(response=response) if is_cut else ResponseCompleted(response=response)])
 
-    def failure(self, error: APIError) -> bytes:
+    def failure(self, error: APIError) -> bytes | Unfilled:
         response = self._response("failed", self._output())
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         response.error = ResponseError(code=code, message=error.message, param=error.param)
@@ -169,11 +170,11 @@ class _Writer:
         """Of all tokens from number `start` on: there is but one text where they are wanted."""
         return [] if self._spelling is None else chat_logprobs(self._blocks.logprobs[start:], self._spelling).content
 
-    def _frames(self, events: list[Event]) -> bytes:
+    def _frames(self, events: list[Event]) -> bytes | Unfilled:
         for event in events:
             event.sequence_number = self._num_events
             self._num_events += 1
-        return b"".join([frame(event) for event in events])
+        return frames(events)
 
     def _first_events(self) -> list[Event]:
         response = self._response("in_progress", [])
@@ -191,7 +192,7 @@ class _Writer:
                 return events
             case Step.GROW, Kind.TEXT:
                 logprobs = self._logprobs(self._num_told)
-                self._num_told += len(logprobs)
+                self._num_told = len(self._blocks.logprobs)
                 return [TextDelta(output_index=index, item_id=item_id, delta=change.text, logprobs=logprobs)]
             case Step.GROW, Kind.REASONING:
                 return [ReasoningDelta(output_index=index, item_id=item_id, delta=change.text)]
