@@ -10,7 +10,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -195,7 +195,7 @@ class RouteEntry:
 
     The factory is called once, when the model is loaded; until then the server answers that it is loading. It also sees
     to keys, limits, timeouts, the log and metrics, and describes the route to clients by what stands here.
-    Raises `ValueError` for an unknown method or a malformed path.
+    Raises `ValueError` for an unknown method, a malformed path, or a body or answer that is no record.
     """
 
     method: HTTPMethod
@@ -216,6 +216,13 @@ class RouteEntry:
             raise ValueError(f"a route has one of the methods {', '.join(get_args(HTTPMethod))}, not {self.method!r}")
         if not _ROUTE_PATH.fullmatch(self.path):
             raise ValueError(f"{self.path!r} is no path of a route; write it like /v1/rerank or /v1/notes/{{id}}")
+        names = re.findall(r"\{(\w+)", self.path)
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.path!r} has two parameters of one name")
+        for kind in (self.body, self.answer):
+            made_of = get_origin(kind) or kind  # a generic record has an origin
+            if made_of is not None and not (isinstance(made_of, type) and issubclass(made_of, msgspec.Struct)):
+                raise ValueError(f"the body or answer of a route is a msgspec.Struct, not {kind!r}")
 
     @property
     def name(self) -> str:

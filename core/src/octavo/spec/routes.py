@@ -95,6 +95,12 @@ class HTTPContent:
     body: bytes
     content_type: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise TypeError(f"the body of an HTTPContent is bytes, not {type(self.body).__name__}")
+        if not (self.content_type.isascii() and self.content_type.isprintable()):
+            raise ValueError(f"{self.content_type!r} is no content type; write it like text/plain")
+
 
 @dataclass(frozen=True, slots=True)
 class HTTPEvents:
@@ -113,6 +119,8 @@ class HTTPError(OctavoError):
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         """`code`: one word for programs, like `not_found`."""
+        if not (isinstance(status, int) and 400 <= status <= 599):
+            raise ValueError(f"the status of an error is a number from 400 to 599, not {status!r}")
         super().__init__(message)
         self.status, self.code = status, code
 

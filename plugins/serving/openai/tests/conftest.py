@@ -211,6 +211,44 @@ async def find_note(call: HTTPCall[None]) -> HTTPContent:
     return HTTPContent(f"a note for {call.headers['X-Reader']}".encode(), "text/plain")
 
 
+class Misbehaviour(BaseException):
+    pass
+
+
+def misbehave(what: str) -> Any:
+    match what:
+        case "exit":
+            raise SystemExit(3)
+        case "base":
+            raise Misbehaviour
+        case "cancel":
+            raise asyncio.CancelledError
+        case "status":
+            raise HTTPError(204, "all is well")
+        case "mapping":
+            return {"text": "no record"}
+        case "restless":
+            return HTTPEvents(shout_on())
+
+
+async def shout_on() -> AsyncGenerator[Shouted, None]:
+    while True:  # and wait for nothing
+        yield Shouted("!")
+
+
+async def misbehave_at_once(call: HTTPCall[None]) -> Any:
+    return misbehave(call.path["what"])
+
+
+async def misbehave_later(call: HTTPCall[None]) -> HTTPEvents:
+    async def events() -> AsyncGenerator[Shouted, None]:
+        if call.path["shouts"] == "1":
+            yield Shouted("!")
+        misbehave(call.path["what"])
+
+    return HTTPEvents(events())
+
+
 @hookimpl
 def octavo_register_routes() -> list[RouteEntry]:
     return [
@@ -220,6 +258,8 @@ def octavo_register_routes() -> list[RouteEntry]:
         ),
         RouteEntry(method="GET", path="/notes/{id}", factory=lambda *_: find_note, summary="A note", is_open=True),
         RouteEntry(method="DELETE", path="/notes/{id}", factory=lambda *_: find_note, summary="No note any more"),
+        RouteEntry(method="GET", path="/bad/{what}", factory=lambda *_: misbehave_at_once, summary="Bad"),
+        RouteEntry(method="GET", path="/bad/{shouts}/{what}", factory=lambda *_: misbehave_later, summary="Bad"),
     ]
 
 

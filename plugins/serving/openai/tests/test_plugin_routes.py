@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 
 from octavo.errors import PluginError
 from octavo.extensions import Offer, Origin, Registry
-from octavo.spec import RouteEntry
+from octavo.spec import HTTPContent, RouteEntry
 from octavo_openai.http.app import Application
+from octavo_openai.http.route import Route
 from octavo_openai.http.static_files import page_routes
 from octavo_openai.options import ServerOptions
 from octavo_openai.plugin_routes import plugin_routes
@@ -70,6 +74,30 @@ def test_a_handlers_own_error(server: Server) -> None:
     assert answer.json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.parametrize("what", ["exit", "base", "cancel", "status", "mapping", "nothing"])
+def test_what_no_handler_should_do_is_an_error_of_its_request(server: Server, what: str) -> None:
+    answer = server.client.get(f"/bad/{what}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal"), answer.text
+    assert server.post(SHOUT, text="still here", tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("what", ["exit", "base", "cancel", "status"])
+def test_what_no_stream_should_do_is_an_error_of_its_request(server: Server, what: str) -> None:
+    answer = server.client.get(f"/bad/0/{what}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal"), answer.text
+    answer = server.client.get(f"/bad/1/{what}")
+    shout, error = (json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1])
+    assert (answer.status_code, shout, error["error"]["code"]) == (200, {"text": "!"}, "internal")
+    assert server.post(SHOUT, text="still here", tokens=1).status_code == 200
+
+
+def test_a_stream_that_waits_for_nothing_ends_with_its_client(server: Server) -> None:
+    with server.client.stream("GET", "/bad/restless") as response:
+        assert next(response.iter_lines()) == 'data: {"text":"!"}'
+        assert server.client.get("/health").status_code == 200
+    assert server.post(SHOUT, text="still here", tokens=1).status_code == 200
+
+
 def test_keys_and_metrics_are_the_servers(start: Any) -> None:
     server = start(api_key=["secret"])
     assert server.post(SHOUT, text="a").status_code == 401
@@ -98,6 +126,47 @@ def test_they_are_described(server: Server) -> None:
     assert "security" not in document["paths"]["/notes/{id}"]["get"]
 
 
+def model_with(entry: RouteEntry) -> Any:
+    routes = Registry("route", {entry.name: Offer(entry, Origin("mine", "dist-mine", "1.0"))})
+    return SimpleNamespace(extensions=SimpleNamespace(routes=routes, options_of=lambda _: None))
+
+
+class Unknown:
+    pass
+
+
+class Indescribable(msgspec.Struct):
+    what: Unknown
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    entry = RouteEntry(method="POST", path="/a", factory=lambda *_: str, summary="", body=Indescribable)
+    with pytest.raises(PluginError, match=r"mine \(dist-mine 1.0\) offers POST /a, whose records have no JSON schema"):
+        plugin_routes(model_with(entry), lambda method, path: False)
+    entry = RouteEntry(method="POST", path="/a", factory=lambda *_: "text", summary="")
+    with pytest.raises(PluginError, match="makes 'text' for POST /a, which cannot be called"):
+        plugin_routes(model_with(entry), lambda method, path: False)
+
+
+def test_the_servers_own_come_first() -> None:
+    async def answer(api_call: Any) -> HTTPContent:
+        return HTTPContent(b"of a plugin", "text/plain")
+
+    paths = ("/{rest:path}", "/v1/messages")
+    app = Application(Service(ServerOptions()), ROUTES, page_routes())
+    app.complete([Route(method="GET", path=path, handler=answer, summary="") for path in paths])
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            assert (await client.get("/anything/else")).text == "of a plugin"
+            assert (await client.get("/v1/messages")).text == "of a plugin"
+            assert (await client.get("/version")).json()["version"]
+            assert "<html" in (await client.get("/")).text
+            assert (await client.post("/v1/messages", json={})).json()["type"] == "error"  # as Anthropic writes them
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "is_refused"),
     [
@@ -111,8 +180,7 @@ def test_they_are_described(server: Server) -> None:
 )
 def test_what_the_server_answers_itself_stays_its_own(method: Any, path: str, is_refused: bool) -> None:
     entry = RouteEntry(method=method, path=path, factory=lambda *_: str, summary="")
-    routes = Registry("route", {entry.name: Offer(entry, Origin("mine", "dist-mine", "1.0"))})
-    llm: Any = SimpleNamespace(extensions=SimpleNamespace(routes=routes, options_of=lambda _: None))
+    llm = model_with(entry)
     app = Application(Service(ServerOptions()), ROUTES, page_routes())
     if is_refused:
         message = rf"mine \(dist-mine 1.0\) offers {re.escape(entry.name)}, .* = \[\"mine\"\]"

@@ -5,6 +5,7 @@ Owns: making their handlers, refusing those in the way of the server's own. Must
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,8 +13,8 @@ from contextlib import aclosing
 import msgspec
 
 from octavo import AsyncLLM
-from octavo.errors import PluginError
-from octavo.spec import HTTPEvents, RouteEntry, RouteHandler, ServedModel
+from octavo.errors import PluginError, one_line
+from octavo.spec import HTTPContent, HTTPEvents, RouteEntry, RouteHandler, ServedModel
 from octavo_openai.http.answers import EventStream, frame
 from octavo_openai.http.api_call import APICall
 from octavo_openai.http.route import Answer, Route
@@ -23,7 +24,7 @@ def plugin_routes(llm: AsyncLLM, is_taken: Callable[[str, str], bool]) -> list[R
     """Routes of all plugins, with handlers for this model.
 
     `is_taken(method, path)` says what the server answers itself. Raises `PluginError` for such a route, and for one
-    whose handler cannot be made.
+    whose handler cannot be made or whose records cannot be described.
     """
     extensions = llm.extensions
     model: ServedModel = llm
@@ -35,7 +36,16 @@ def plugin_routes(llm: AsyncLLM, is_taken: Callable[[str, str], bool]) -> list[R
                 f"plugin {offer.origin} offers {entry.name}, which the server answers itself; disable the plugin: "
                 f'disable_plugins = ["{offer.origin.plugin}"]'
             )
-        routes.append(_route(entry, offer.make(model, extensions.options_of(offer))))
+        try:
+            msgspec.json.schema_components([kind for kind in (entry.body, entry.answer) if kind is not None])
+        except TypeError as error:
+            raise PluginError(
+                f"plugin {offer.origin} offers {entry.name}, whose records have no JSON schema: {one_line(error)}"
+            ) from error
+        handler = offer.make(model, extensions.options_of(offer))
+        if not callable(handler):
+            raise PluginError(f"plugin {offer.origin} makes {handler!r:.80} for {entry.name}, which cannot be called")
+        routes.append(_route(entry, handler))
     return routes
 
 
@@ -46,7 +56,11 @@ def _route(entry: RouteEntry, handler: RouteHandler) -> Route:
         else:  # what brings a body is likely to compute, so it waits in the same queue as the server's own requests
             api_call.service.admit()
         found = await handler(api_call)
-        return EventStream(_frames(found.records)) if isinstance(found, HTTPEvents) else found
+        if isinstance(found, HTTPEvents):
+            return EventStream(_frames(found.records))
+        if not isinstance(found, msgspec.Struct | HTTPContent):
+            raise TypeError(f"the handler of {entry.name} returned {found!r:.80}: no record, HTTPContent or HTTPEvents")
+        return found
 
     return Route(
         method=entry.method,
@@ -64,3 +78,4 @@ async def _frames(records: AsyncGenerator[msgspec.Struct, None]) -> AsyncGenerat
     async with aclosing(records):
         async for record in records:
             yield frame(record)
+            await asyncio.sleep(0)  # nothing else may wait in here: not even that the client leaves would be noticed

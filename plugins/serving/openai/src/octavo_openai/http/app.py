@@ -59,6 +59,7 @@ class Application:
             summary="This description",
         )
         self._routes: tuple[Route, ...] = (*routes, description)
+        self._late_routes: tuple[Route, ...] = ()
         self._page = page
         self._polled = {route.path for route in routes if route.is_polled} | {route.path for route in page}
         self._is_complete = False
@@ -72,14 +73,17 @@ class Application:
 
     def complete(self, routes: Sequence[Route]) -> None:
         """Add the routes that are known only now; from here on a path that is not there is a 404."""
-        self._routes += tuple(routes)
+        self._late_routes = tuple(routes)
         self._is_complete = True
         self._connect()
 
     def _connect(self) -> None:
-        endpoints = [StarletteRoute(r.path, _Endpoint(self.service, r), methods=[r.method]) for r in self._routes]
-        self._router = Router([*endpoints, *self._page], redirect_slashes=False)
-        self._errors = {route.path: route.errors for route in self._routes}
+        own, late = map(self._endpoints, (self._routes, self._late_routes))
+        self._router = Router([*own, *self._page, *late], redirect_slashes=False)  # the first that matches answers
+        self._errors = {route.path: route.errors for route in (*self._late_routes, *self._routes)}
+
+    def _endpoints(self, routes: Sequence[Route]) -> list[StarletteRoute]:
+        return [StarletteRoute(r.path, _Endpoint(self.service, r), methods=[r.method]) for r in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is configured to speak nothing else"
@@ -128,7 +132,7 @@ class Application:
         return error
 
     async def _describe(self, api_call: APICall[None]) -> HTTPContent:
-        return HTTPContent(openapi_document(self._routes), "application/json")
+        return HTTPContent(openapi_document((*self._routes, *self._late_routes)), "application/json")
 
     def _log(self, exchange: Exchange, duration: float, error: APIError | None) -> None:
         if self.service.metrics is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -19,6 +19,8 @@ from octavo_openai.errors import APIError
 from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import checked_id
 from octavo_openai.http.error_shapes import OPENAI_ERRORS, ErrorShape
+
+T = TypeVar("T")
 
 HEADERS_AFTER = 10.0
 """Seconds after which a stream's headers go out though it has nothing to say yet: proxies lose patience."""
@@ -84,7 +86,7 @@ class Exchange:
 
         Raises what `work` raises, `ClientLeft`, or the error that `stop` was called with.
         """
-        self._worker = worker = asyncio.create_task(work)
+        self._worker = worker = asyncio.create_task(_contained(work))
         watcher = asyncio.create_task(self._until_client_leaves())
         timer = None
         if timeout is not None:
@@ -105,8 +107,8 @@ class Exchange:
             if not worker.cancelled() and (error := worker.exception()) is not None:
                 raise ClientLeft from error
             raise ClientLeft
-        if worker.cancelled() and self._stopped_by is not None:
-            raise self._stopped_by
+        if worker.cancelled():
+            raise self._stopped_by or RuntimeError("the handler was cancelled, and not by the server")
         worker.result()
 
     def stop(self, error: APIError) -> None:
@@ -135,7 +137,7 @@ class Exchange:
     async def send_stream(self, stream: EventStream) -> None:
         """Send events as they come; the status with the first of them, so that until then it may become another."""
         frames, self._failure = stream.frames, stream.failure
-        first = asyncio.ensure_future(anext(frames))
+        first = asyncio.create_task(_contained(anext(frames)))
         try:
             await asyncio.wait((first,), timeout=HEADERS_AFTER)
             if not first.done():
@@ -195,6 +197,16 @@ class Exchange:
     async def _until_client_leaves(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+async def _contained(work: Awaitable[T]) -> T:
+    """What `work` returns or raises; `SystemExit`, which would end the server, becomes an error like any other."""
+    try:
+        return await work
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the handler raised {error!r}") from error
 
 
 def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
