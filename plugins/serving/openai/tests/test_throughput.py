@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo import SamplingParams
-from octavo.request import Request
+from octavo.request import Request, RequestOutput
 from octavo.step import ScheduledSequence, StepStats
 from octavo_openai.observation.metrics import EngineMetrics
 from octavo_openai.observation.throughput import Throughput, ThroughputReporter
@@ -36,6 +36,7 @@ REQUEST = Request(
     max_tokens=9,
     arrival_time=0.0,
 )
+OUTPUT = RequestOutput(request_id="a", prompt=None, prompt_token_ids=(5, 6), outputs=(), finished=True)
 
 
 class Subject:
@@ -56,6 +57,9 @@ class Subject:
     def request(self) -> None:
         for observer in (self.metrics, self.reporter):
             observer.on_request(REQUEST)
+
+    def finish(self) -> None:
+        self.reporter.on_finished(OUTPUT)
 
     def step(self, **changes: Any) -> None:
         for observer in (self.metrics, self.reporter):
@@ -143,7 +147,11 @@ def test_time_without_requests_does_not_count() -> None:
         subject.step(num_running=2, num_generated_tokens=10)
         subject.wait(2)
         subject.step(num_generated_tokens=10)
+        subject.finish()
+        subject.finish()
         subject.wait(10)
+        subject.request()  # ends without a step: its grammar cannot be compiled, say
+        subject.finish()
     assert [r.generation_tokens_per_second for r in subject.reports] == [5, 5]
 
 
@@ -153,6 +161,7 @@ def test_requests_one_after_the_other_share_a_report() -> None:
         subject.request()
         subject.wait(0.5)
         subject.step(num_generated_tokens=1)
+        subject.finish()
         subject.wait(0.5)
     subject.wait(10)
     assert [r.generation_tokens_per_second for r in subject.reports] == [round(8 / 7.5, 1)]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.request import Request
+from octavo.request import Request, RequestOutput
 from octavo.spec import Observer
 from octavo.step import StepStats
 from octavo_openai.observation.metrics import EngineMetrics
@@ -53,16 +53,20 @@ class ThroughputReporter(Observer):
         self._since = self._last_step = clock()
         self._stats: StepStats | None = None
         """Of the last step."""
-        self._is_idle, self._has_timer = True, False
+        self._num_live = 0
+        """Requests that have not ended; not all of them have had a step when they end."""
+        self._has_timer = False
 
     def on_request(self, request: Request) -> None:
-        if self._is_idle and not self._has_timer:
+        if self._num_live == 0 and not self._has_timer:
             self._since = self._clock()
-        self._is_idle = False
+        self._num_live += 1
+
+    def on_finished(self, output: RequestOutput) -> None:
+        self._num_live -= 1
 
     def on_step(self, stats: StepStats) -> None:
         self._stats, self._last_step = stats, self._clock()
-        self._is_idle = not (stats.num_running or stats.num_waiting)
         if not self._has_timer:
             self._has_timer = True
             self._call_later(self._interval, self._make_report)
