@@ -272,6 +272,8 @@ class TestReadChatTemplate:
         assert read_chat_template(str(tmp_path / "mine.jinja")) == f"{CHATML}ü"
         monkeypatch.setenv("HOME", str(tmp_path))
         assert read_chat_template("~/mine.jinja") == f"{CHATML}ü"
+        (tmp_path / "mine.jinja").write_bytes(f"\N{BYTE ORDER MARK}{CHATML}".encode())  # as some editors do
+        assert read_chat_template(str(tmp_path / "mine.jinja")) == CHATML
         for source in ("{{ messages[0].content }}", "{% for m in messages %}x{% endfor %}", CHATML, ALTERNATING, TOOLS):
             assert read_chat_template(source) == source
 
@@ -283,6 +285,8 @@ class TestReadChatTemplate:
             (b" \n", "mine is empty; write a Jinja template into it"),
             (b"\n{% for m in messages %}", "mine, line 2: Unexpected end of template.*; mend the template"),
             (b"{{ x | nosuch }}", "mine, line 1: No filter named 'nosuch'; mend the template"),
+            (b"{% break %}", "mine: 'break' outside loop .*; mend the template"),
+            (b"{{ " + b"(" * 3000 + b"1" + b")" * 3000 + b" }}", "mine: maximum recursion depth .*; mend the template"),
         ],
     )
     def test_a_file_that_is_no_template_is_refused(self, tmp_path, content, message):
@@ -295,3 +299,7 @@ class TestReadChatTemplate:
     def test_a_text_that_is_no_template_is_refused(self):
         with pytest.raises(ConfigError, match=r"model\.chat_template: line 1: unexpected '}'; mend the template"):
             read_chat_template("{{ x }")
+
+    def test_a_home_folder_that_is_unknown(self):
+        with pytest.raises(ConfigError, match=r"'~nobody-of-that-name/mine' cannot be read: .*; name a file"):
+            read_chat_template("~nobody-of-that-name/mine")

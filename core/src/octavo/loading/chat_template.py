@@ -22,7 +22,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from octavo.errors import ConfigError, InvalidRequestError, quoted
+from octavo.errors import ConfigError, InvalidRequestError, one_line, quoted
 
 MAX_RENDERED_CHARS = 10_000_000
 MAX_SECONDS = 5.0
@@ -47,8 +47,8 @@ def read_chat_template(given: str) -> str:
     key = "model.chat_template"
     is_source = "{{" in given or "{%" in given
     try:
-        source = given if is_source else Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        source = given if is_source else Path(given).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a home folder that is unknown
         reason = error.strerror if isinstance(error, OSError) else error
         advice = "name a file that holds a Jinja template, or give the template itself"
         raise ConfigError(f"{key}: {quoted(given)} cannot be read: {reason}; {advice}") from error
@@ -60,6 +60,9 @@ def read_chat_template(given: str) -> str:
         where = f"line {error.lineno}" if is_source else f"{given}, line {error.lineno}"
         reason = (error.message or "").rstrip(".")
         raise ConfigError(f"{key}: {where}: {reason}; mend the template, or leave the option out") from error
+    except Exception as error:  # what Jinja lets through, Python may refuse: a break outside of loops, much nesting
+        what = "the template" if is_source else given
+        raise ConfigError(f"{key}: {what}: {one_line(error)}; mend the template, or leave the option out") from error
     return source
 
 
