@@ -209,11 +209,13 @@ class Scheduler:
         A sequence stays in the queue if another one computes its next block in this step: afterwards it shares it.
         """
         postponed: list[Sequence] = []
-        in_progress = self._hashes_in_progress(step) if len(self._queue) else set[BlockHash]()
+        in_progress: set[BlockHash] | None = None
         max_num_seqs = self._config.max_num_seqs
         while step.budget > 0 and len(self._running) + len(postponed) < max_num_seqs and len(self._queue):
             sequence: Sequence = self._queue.peek()
             hit = self._kv.find_hit(sequence) if sequence.reads_prefix_cache else None
+            if in_progress is None:  # not sooner: in most steps with a queue there is no room
+                in_progress = self._hashes_in_progress(step)
             if hit is not None and self._kv.next_hash(sequence, hit) in in_progress:
                 postponed.append(self._queue.pop())
                 continue
