@@ -72,6 +72,9 @@ class ServerOptions(Section, frozen=True):
     max_logprob_entries: Annotated[
         PositiveInt, _doc("Most log probabilities that an answer may hold; each takes some 400 bytes of memory.")
     ] = 750_000
+    max_live_logprob_entries: Annotated[
+        PositiveInt, _doc("Most that all answers under way may hold; who comes when there is no room is refused (429).")
+    ] = 3_000_000
     max_stop_strings: Annotated[int, Meta(ge=0), _doc("Most stop strings of a request.")] = 64
     max_tools: Annotated[int, Meta(ge=0), _doc("Most tools of a request.")] = 128
     max_items: Annotated[

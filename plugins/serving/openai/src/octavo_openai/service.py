@@ -6,8 +6,10 @@ Owns: `Service`. Must never know: HTTP, what an answer looks like.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,6 +48,8 @@ class Service:
         """Counts since `attach`."""
         self.token_counts = TokenCounts()
         self._llm: AsyncLLM | None = None
+        self._num_logprob_entries = 0
+        """Those that live requests may bring."""
 
     def attach(self, llm: AsyncLLM) -> None:
         """Answer with this model from now on. Raises `PluginError` for a parser that nobody offers."""
@@ -82,6 +86,24 @@ class Service:
             message = f"{llm.num_waiting} requests wait already; try again later"
             raise APIError.unavailable(message, "rate_limit_exceeded", status=429)
         return llm
+
+    @contextlib.contextmanager
+    def room_for_logprobs(self, num_entries: int) -> Generator[None]:
+        """Room for so many, until it is left.
+
+        Raises `APIError` (429) where they do not fit beside those of other requests; alone, any number does.
+        """
+        taken, limit = self._num_logprob_entries, self.options.max_live_logprob_entries
+        if taken and num_entries and taken + num_entries > limit:
+            message = (
+                f"{num_entries} log probabilities do not fit beside others' {taken}; ask for fewer, or again later"
+            )
+            raise APIError.unavailable(message, "rate_limit_exceeded", status=429)
+        self._num_logprob_entries += num_entries
+        try:
+            yield
+        finally:
+            self._num_logprob_entries -= num_entries
 
     def find_model(self, name: str | None) -> str:
         """The name to answer under; None takes the model's own.

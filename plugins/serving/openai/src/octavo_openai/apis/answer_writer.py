@@ -6,12 +6,13 @@ Owns: the order of the steps, which all APIs have in common. Must never know: wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from octavo.request import Request
 from octavo.spec import HTTPContent
 from octavo_openai.errors import APIError, field_names
 from octavo_openai.http.answers import EventStream
@@ -19,6 +20,7 @@ from octavo_openai.http.api_call import APICall, engine_id
 from octavo_openai.http.long_lists import GAP, Unfilled, encode
 from octavo_openai.options import ServerOptions
 from octavo_openai.pipeline.conversation import Answer, Conversation, prepare_answer
+from octavo_openai.pipeline.logprob_entries import count_logprob_entries
 
 
 class AnswerRequest(Protocol):
@@ -85,10 +87,21 @@ async def answer_conversation(
         service = api_call.service
         conversation = api_call.body.conversation(service.options)
         answer = await prepare_answer(service, engine_id(answer_id), conversation, api_call.trace_headers)
+        hold_logprobs(api_call, [answer.request])
         api_call.count = answer.count
         return make_writer(api_call, answer, answer_id, model)
 
     return await answer_api_call(api_call, prepare)
+
+
+def hold_logprobs(api_call: APICall[R], requests: Sequence[Request]) -> None:
+    """Take the room that the log probabilities of the requests may need, until the API call ends.
+
+    Raises `InvalidRequestError` for more than an answer may hold, `APIError` (429) where others leave too little room.
+    """
+    service = api_call.service
+    num_entries = count_logprob_entries(requests, service.options.max_logprob_entries)
+    api_call.at_end.enter_context(service.room_for_logprobs(num_entries))
 
 
 async def _frames(writer: AnswerWriter, names: Mapping[str, str], turns: asyncio.Lock) -> AsyncGenerator[bytes, None]:

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
-from octavo_openai.apis.answer_writer import WrittenAnswer, answer_api_call
+from octavo_openai.apis.answer_writer import WrittenAnswer, answer_api_call, hold_logprobs
 from octavo_openai.apis.logprobs import (
     CompletionLogprobs,
     EchoedPrompt,
@@ -34,7 +34,6 @@ from octavo_openai.http.api_call import APICall, engine_id, new_id
 from octavo_openai.http.long_lists import Unfilled, listed
 from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.pipeline.generation import generate
-from octavo_openai.pipeline.logprob_entries import check_logprob_entries
 from octavo_openai.pipeline.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
 
 
@@ -94,6 +93,7 @@ async def create_completion(api_call: APICall[CompletionRequest]) -> WrittenAnsw
         llm = api_call.service.admit()
         answer_id = new_id("cmpl-", api_call.body.request_id)
         requests = await _make_requests(llm, api_call, answer_id)
+        hold_logprobs(api_call, requests)
         api_call.count = count = api_call.service.token_counts.begin(requests)
         run = _Run(llm, api_call.body, requests, count)
         return _Writer(api_call, run, answer_id, model)
@@ -156,7 +156,6 @@ async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], an
         prompt = await prepare_prompt(llm, given, adds_special, body.truncate_prompt_tokens, body.cache_salt)
         request_id = engine_id(answer_id)
         requests.append(await llm.make_request(request_id, prompt, params, trace_headers=api_call.trace_headers))
-    check_logprob_entries(requests, options.max_logprob_entries)
     return requests
 
 

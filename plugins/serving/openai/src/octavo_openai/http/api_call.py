@@ -9,6 +9,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -38,6 +39,8 @@ class APICall(Generic[B]):
     finish_reasons: list[str] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """Is left when the answer has been sent, or will not be."""
 
     def new_request_id(self) -> str:
         """An id for the engine, which no other request has."""

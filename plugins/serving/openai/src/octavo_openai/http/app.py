@@ -191,13 +191,14 @@ class _Endpoint:
         return body
 
     async def _handle(self, api_call: APICall[Any], exchange: Exchange) -> None:
-        answer = await self._route.handler(api_call)
-        if isinstance(answer, EventStream):
-            await exchange.send_stream(answer)
-        elif isinstance(answer, HTTPContent):
-            await exchange.send_content(200, answer.body, answer.content_type)
-        else:
-            await exchange.send_content(200, _encode(answer))
+        with api_call.at_end:
+            answer = await self._route.handler(api_call)
+            if isinstance(answer, EventStream):
+                await exchange.send_stream(answer)
+            elif isinstance(answer, HTTPContent):
+                await exchange.send_content(200, answer.body, answer.content_type)
+            else:
+                await exchange.send_content(200, _encode(answer))
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -17,7 +17,6 @@ from octavo.request import Request, TokenLogprobs
 from octavo.spec import Message, MessageParser, Tokenizer, Tool
 from octavo_openai.pipeline.choices import ChoiceDelta, ChoiceReader
 from octavo_openai.pipeline.generation import generate
-from octavo_openai.pipeline.logprob_entries import check_logprob_entries
 from octavo_openai.pipeline.messages import Rendering, render_prompt, tells_of_calls
 from octavo_openai.pipeline.prompts import need_tokenizer
 from octavo_openai.pipeline.tool_choice import ToolChoice, ToolUse, plan_tool_use
@@ -108,7 +107,6 @@ async def prepare_answer(
     prompt = await _render(llm, conversation, tool_use)
     prompt["cache_salt"] = conversation.cache_salt
     request = await llm.make_request(request_id, prompt, params, trace_headers=trace_headers)
-    check_logprob_entries([request], service.options.max_logprob_entries)
     return Answer(service, llm, request, tool_use)
 
 

@@ -1,6 +1,7 @@
 """How many log probabilities an answer may hold, for each takes memory from the engine to the last byte sent.
 
-Owns: that count and its limit. Must never know: what an API calls its fields, how log probabilities are told.
+Owns: that count and its limit. Must never know: what an API calls its fields, how log probabilities are told, other
+requests.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from octavo.errors import InvalidRequestError
 from octavo.request import Request
 
 
-def check_logprob_entries(requests: Sequence[Request], limit: int) -> None:
-    """Count what all the requests of an API call may bring: at each token its own entry and the most likely ones'.
+def count_logprob_entries(requests: Sequence[Request], limit: int) -> int:
+    """What all the requests of an API call may bring: at each token its own entry and the most likely ones'.
 
     Raises `InvalidRequestError` beyond `limit` entries, for whichever of `logprobs` and `prompt_logprobs` has more.
     """
@@ -25,7 +26,7 @@ def check_logprob_entries(requests: Sequence[Request], limit: int) -> None:
             of_outputs += params.n * request.max_tokens * (params.logprobs + 1)
     total = of_prompts + of_outputs
     if total <= limit:
-        return
+        return total
     if of_prompts > of_outputs:
         field, instead = "prompt_logprobs", "ask for fewer, or send fewer or shorter prompts"
     else:
