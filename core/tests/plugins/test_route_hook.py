@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.errors import PluginError
 from octavo.plugins import load_extensions, survey
 from octavo.spec import HTTPContent, HTTPError, RouteEntry
 
@@ -45,7 +46,15 @@ def test_a_path_that_cannot_be_breaks_its_plugin(site, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/a", "/v1/a-b_c.d~e", "/{id}", "/notes/{id}/lines/{line}", "/files/{name:path}"])
 def test_paths_that_can_be(path: str) -> None:
-    assert RouteEntry(method="PUT", path=path, factory=list, summary="").name == f"PUT {path}"
+    assert RouteEntry(method="PUT", path=path, factory=list, summary="").path == path
+
+
+def test_names_of_parameters_tell_no_routes_apart(site) -> None:
+    site.add("mine", ROUTES.format(route("GET", "/notes/{id}")))
+    site.add("theirs", ROUTES.format(route("GET", "/notes/{name}")))
+    with pytest.raises(PluginError, match=r"GET /notes/{}.*dist-mine 1.0.*dist-theirs 1.0"):
+        load_extensions(EngineConfig())
+    assert RouteEntry(method="GET", path="/a/{b:path}", factory=list, summary="").name == "GET /a/{:path}"
 
 
 def test_parameters_of_one_path_have_different_names() -> None:

@@ -22,6 +22,7 @@ Factory = Callable[..., Any] | str
 F = TypeVar("F", bound=Callable[..., Any])
 HTTPMethod = Literal["GET", "POST", "PUT", "DELETE"]
 
+_PARAMETER_NAME = re.compile(r"\{\w+")
 _ROUTE_PATH = re.compile(r"(/([\w.~-]+|\{[a-z_]+(:path)?\}))+")
 
 
@@ -193,8 +194,9 @@ class Command:
 class RouteEntry:
     """A path that a server answers: `factory(model: ServedModel, options) -> RouteHandler`.
 
-    The factory is called once, when the model is loaded; until then the server answers that it is loading. It also sees
-    to keys, limits, timeouts, the log and metrics, and describes the route to clients by what stands here.
+    The factory is called once, in a thread, when the model is loaded; until it returns, the server answers that it is
+    loading. The server also sees to keys, limits, timeouts, the log and metrics, and describes the route to clients by
+    what stands here.
     Raises `ValueError` for an unknown method, a malformed path, or a body or answer that is no record.
     """
 
@@ -216,7 +218,7 @@ class RouteEntry:
             raise ValueError(f"a route has one of the methods {', '.join(get_args(HTTPMethod))}, not {self.method!r}")
         if not _ROUTE_PATH.fullmatch(self.path):
             raise ValueError(f"{self.path!r} is no path of a route; write it like /v1/rerank or /v1/notes/{{id}}")
-        names = re.findall(r"\{(\w+)", self.path)
+        names = _PARAMETER_NAME.findall(self.path)
         if len(set(names)) < len(names):
             raise ValueError(f"{self.path!r} has two parameters of one name")
         for kind in (self.body, self.answer):
@@ -226,5 +228,5 @@ class RouteEntry:
 
     @property
     def name(self) -> str:
-        """Method and path, which no two routes share."""
-        return f"{self.method} {self.path}"
+        """Method and path, its parameters without their names: what no two routes share."""
+        return f"{self.method} {_PARAMETER_NAME.sub('{', self.path)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,28 @@ def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
         with server.send(path, text="long " * 300, tokens=3000):
             server.until(lambda: server.service.llm.num_unfinished == 1)
         server.until_idle(seconds=3)
+
+
+def test_a_factory_that_takes_its_time_keeps_nobody_waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> list[Route]:
+        has_begun.set()
+        assert may_end.wait(20)
+        return plugin_routes(*arguments)
+
+    monkeypatch.setattr("octavo_openai.serve.plugin_routes", slowly)
+    made = type(server)({}, {})
+    try:
+        assert has_begun.wait(20)
+        assert made.client.get("/health").status_code == 503
+        assert made.post(SHOUT, text="a").json()["error"]["code"] == "model_loading"
+        may_end.set()
+        made.wait_ready()
+        assert made.post(SHOUT, text="a", tokens=1).status_code == 200
+    finally:
+        may_end.set()
+        made.close()
 
 
 def test_they_are_described(server: Server) -> None:

@@ -29,6 +29,7 @@ from octavo.errors import ConfigError
 from octavo_openai.http.app import Application, with_cors
 from octavo_openai.http.connection import make_connection_class
 from octavo_openai.http.request_log import configure_logging, log_throughput
+from octavo_openai.http.route import Route
 from octavo_openai.http.static_files import page_routes
 from octavo_openai.observation.throughput import ThroughputReporter
 from octavo_openai.options import ServerOptions, read_engine_config, read_options
@@ -72,7 +73,7 @@ async def serve(
     server = _Server(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     logger.info("loading the model; until it is there %s answers 503", _address(options, listener))
-    loading = asyncio.create_task(AsyncLLM.start(config, plugins, in_process=options.in_process))
+    loading = asyncio.create_task(_load(config, plugins, options.in_process, app))
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -81,11 +82,11 @@ async def serve(
             await serving
             _forget_socket(options)
             os._exit(0)  # threads that load cannot be called back; the engine's process ends with this one
-        llm = loading.result()
+        llm, routes = loading.result()
         try:
             service.attach(llm)
             _log_throughput(service, llm)
-            app.complete(plugin_routes(llm, app.answers))
+            app.complete(routes)
             gc.collect()
             gc.freeze()  # what was imported and loaded lives as long as the process
             print(f"octavo: serving {service.model_names[0]} at {_address(options, listener)}", flush=True)
@@ -95,6 +96,18 @@ async def serve(
     finally:
         server.should_exit = True
         await serving
+
+
+async def _load(
+    config: EngineConfig, plugins: Sequence[ModuleType], in_process: bool, app: Application
+) -> tuple[AsyncLLM, list[Route]]:
+    """The model, and the routes of plugins that answer with it."""
+    llm = await AsyncLLM.start(config, plugins, in_process=in_process)
+    try:
+        return llm, await asyncio.to_thread(plugin_routes, llm, app.answers)  # nobody knows how long a plugin takes
+    except BaseException:
+        await llm.shutdown()
+        raise
 
 
 def _log_throughput(service: Service, llm: AsyncLLM) -> None:
