@@ -94,7 +94,7 @@ class Service:
         Raises `APIError` (429) where they do not fit beside those of other requests; alone, any number does.
         """
         taken, limit = self._num_logprob_entries, self.options.max_live_logprob_entries
-        if taken and num_entries and taken + num_entries > limit:
+        if taken and taken + num_entries > limit:
             message = (
                 f"{num_entries} log probabilities do not fit beside others' {taken}; ask for fewer, or again later"
             )

@@ -101,7 +101,8 @@ def hold_logprobs(api_call: APICall[R], requests: Sequence[Request]) -> None:
     """
     service = api_call.service
     num_entries = count_logprob_entries(requests, service.options.max_logprob_entries)
-    api_call.at_end.enter_context(service.room_for_logprobs(num_entries))
+    if num_entries:
+        api_call.at_end.enter_context(service.room_for_logprobs(num_entries))
 
 
 async def _frames(writer: AnswerWriter, names: Mapping[str, str], turns: asyncio.Lock) -> AsyncGenerator[bytes, None]:
