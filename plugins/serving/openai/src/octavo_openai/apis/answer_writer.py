@@ -5,7 +5,6 @@ Owns: the order of the steps, which all APIs have in common. Must never know: wh
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeVar
@@ -13,11 +12,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from octavo.request import Request
-from octavo.spec import HTTPContent
 from octavo_openai.errors import APIError, field_names
 from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id
-from octavo_openai.http.long_lists import GAP, Unfilled, encode
 from octavo_openai.options import ServerOptions
 from octavo_openai.pipeline.conversation import Answer, Conversation, prepare_answer
 from octavo_openai.pipeline.logprob_entries import count_logprob_entries
@@ -42,45 +39,42 @@ class ConversationRequest(AnswerRequest, Protocol):
         ...
 
 
-WrittenAnswer = HTTPContent | EventStream
 R = TypeVar("R", bound=AnswerRequest)
 C = TypeVar("C", bound=ConversationRequest)
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer in an API's shape, as a whole or as a stream. Any record may have long lists."""
+    """Writes one answer in an API's shape, as a whole or as a stream."""
 
     @property
-    def failure(self) -> Callable[[APIError], bytes | Unfilled] | None:
+    def failure(self) -> Callable[[APIError], bytes] | None:
         """Makes the last events of a stream that cannot go on; None: as the route has it."""
         ...
 
     async def whole(self) -> msgspec.Struct: ...
 
-    def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
+    def events(self) -> AsyncGenerator[bytes, None]:
         """Frames; none before something is computed, for until then an error is no broken stream."""
         ...
 
 
-async def answer_api_call(api_call: APICall[R], prepare: Callable[[str], Awaitable[AnswerWriter]]) -> WrittenAnswer:
+async def answer_api_call(
+    api_call: APICall[R], prepare: Callable[[str], Awaitable[AnswerWriter]]
+) -> msgspec.Struct | EventStream:
     """`prepare` gets the model's name, and computes nothing yet; what it finds wrong is an error, no broken stream."""
     body = api_call.body
     names = body.field_names()
     model = api_call.service.find_model(body.model)
-    turns = api_call.service.turns
     with field_names(names):
         writer = await prepare(model)
         if not body.stream:
-            record = await writer.whole()
-            data = encode(record)
-            whole = data if GAP not in data else await Unfilled(data, [record]).fill(turns)
-            return HTTPContent(whole, "application/json")
-    return EventStream(_frames(writer, names, turns), _failure(writer, turns))
+            return await writer.whole()
+    return EventStream(_named(writer.events(), names), writer.failure)
 
 
 async def answer_conversation(
     api_call: APICall[C], answer_id: str, make_writer: Callable[[APICall[C], Answer, str, str], AnswerWriter]
-) -> WrittenAnswer:
+) -> msgspec.Struct | EventStream:
     """`make_writer` gets the API call, its answer, `answer_id` and the model's name."""
 
     async def prepare(model: str) -> AnswerWriter:
@@ -105,20 +99,8 @@ def hold_logprobs(api_call: APICall[R], requests: Sequence[Request]) -> None:
         api_call.at_end.enter_context(service.room_for_logprobs(num_entries))
 
 
-async def _frames(writer: AnswerWriter, names: Mapping[str, str], turns: asyncio.Lock) -> AsyncGenerator[bytes, None]:
+async def _named(frames: AsyncGenerator[bytes, None], names: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     with field_names(names):
-        async with aclosing(writer.events()) as frames:
+        async with aclosing(frames):
             async for frame in frames:
-                yield frame if isinstance(frame, bytes) else await frame.fill(turns)
-
-
-def _failure(writer: AnswerWriter, turns: asyncio.Lock) -> Callable[[APIError], Awaitable[bytes]] | None:
-    told = writer.failure
-    if told is None:
-        return None
-
-    async def failure(error: APIError) -> bytes:
-        frames = told(error)
-        return frames if isinstance(frames, bytes) else await frames.fill(turns)
-
-    return failure
+                yield frame

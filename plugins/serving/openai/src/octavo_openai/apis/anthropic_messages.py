@@ -12,7 +12,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
-from octavo_openai.apis.answer_writer import WrittenAnswer, answer_conversation
+from octavo_openai.apis.answer_writer import answer_conversation
 from octavo_openai.apis.anthropic_records import (
     AnthropicMessage,
     AnthropicUsage,
@@ -38,13 +38,13 @@ from octavo_openai.apis.anthropic_records import (
 from octavo_openai.apis.anthropic_request import CountTokensRequest, MessagesRequest
 from octavo_openai.apis.json_object import ObjectText
 from octavo_openai.errors import field_names
-from octavo_openai.http.answers import frame
+from octavo_openai.http.answers import EventStream, frame
 from octavo_openai.http.api_call import APICall, new_id
 from octavo_openai.pipeline.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.pipeline.conversation import Answer, prompt_token_ids
 
 
-async def create_message(api_call: APICall[MessagesRequest]) -> WrittenAnswer:
+async def create_message(api_call: APICall[MessagesRequest]) -> msgspec.Struct | EventStream:
     return await answer_conversation(api_call, new_id("msg_"), _Writer)
 
 

@@ -6,7 +6,7 @@ Owns: its records, whole and in chunks. Must never know: prompts, parsers, how a
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -14,19 +14,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.spec import MessageDelta, ToolCallDelta
-from octavo_openai.apis.answer_writer import WrittenAnswer, answer_conversation
+from octavo_openai.apis.answer_writer import answer_conversation
 from octavo_openai.apis.chat_request import ChatCompletionRequest
-from octavo_openai.apis.logprobs import (
-    ChatLogprobs,
-    PromptLogprobs,
-    Spelling,
-    chat_logprobs,
-    num_entries,
-    prompt_logprobs,
-)
+from octavo_openai.apis.logprobs import ChatLogprobs, PromptLogprobs, Spelling, content_logprobs, prompt_logprobs
 from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
+from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, new_id
-from octavo_openai.http.long_lists import Unfilled, listed
 from octavo_openai.pipeline.choices import ChoiceDelta
 from octavo_openai.pipeline.conversation import Answer
 
@@ -111,7 +104,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> WrittenAnswer:
+async def create_chat_completion(api_call: APICall[ChatCompletionRequest]) -> msgspec.Struct | EventStream:
     return await answer_conversation(api_call, new_id("chatcmpl-", api_call.body.request_id), _Writer)
 
 
@@ -126,30 +119,37 @@ class _Writer:
         self._spelling: Spelling | None = None
         if self._body.logprobs or self._body.prompt_logprobs is not None:
             self._spelling = Spelling(answer.tokenizer, bool(self._body.return_tokens_as_token_ids))
+        self._turns = api_call.service.turns
         self._has_begun = False
         """Whether a chunk was made."""
+        self._told_prompt_logprobs: PromptLogprobs | UnsetType = UNSET
         self._begun_choices: set[int] = set()
 
     async def whole(self) -> ChatCompletion:
         async with aclosing(self._answer.deltas(incremental=False)) as all_deltas:
-            found = [delta async for deltas in all_deltas for delta in deltas]
-        self._api_call.finish_reasons = [str(delta.finish_reason) for delta in found]
+            choices = [
+                self._choice(delta, await self._logprobs(delta)) async for deltas in all_deltas for delta in deltas
+            ]
+        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
         return ChatCompletion(
             id=self._id,
             created=self._api_call.created,
             model=self._model,
-            choices=listed(found, sum(num_entries(delta.logprobs) for delta in found), self._choices),
+            choices=choices,
             usage=usage_of(self._answer.count),
             prompt_token_ids=self._prompt_token_ids(),
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=await self._prompt_logprobs(),
         )
 
-    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         usage = StreamUsage(self._body, self._api_call.service.options, self._answer.count)
         async with aclosing(self._answer.deltas(incremental=True)) as all_deltas:
             async for deltas in all_deltas:
                 self._api_call.finish_reasons += [d.finish_reason for d in deltas if d.finish_reason is not None]
-                if frames := usage.frames(self._chunk_choices(deltas), self._chunk):
+                choices = await self._chunk_choices(deltas)
+                if not self._has_begun:
+                    self._told_prompt_logprobs = await self._prompt_logprobs()
+                if frames := usage.frames(choices, self._chunk):
                     yield frames
         yield usage.end(self._chunk)
 
@@ -160,18 +160,20 @@ class _Writer:
         )
         if not self._has_begun:
             self._has_begun = True
-            chunk.prompt_token_ids, chunk.prompt_logprobs = self._prompt_token_ids(), self._prompt_logprobs()
+            chunk.prompt_token_ids, chunk.prompt_logprobs = self._prompt_token_ids(), self._told_prompt_logprobs
         return chunk
 
-    def _chunk_choices(self, deltas: Sequence[ChoiceDelta]) -> Iterator[ChunkChoice]:
+    async def _chunk_choices(self, deltas: Sequence[ChoiceDelta]) -> list[ChunkChoice]:
         """What is new, and before the first of a choice whose message it is."""
+        choices = []
         for delta in deltas:
             if delta.index not in self._begun_choices:
                 self._begun_choices.add(delta.index)
-                yield ChunkChoice(index=delta.index, delta=Delta(role="assistant", content=""))
-            yield self._chunk_choice(delta)
+                choices.append(ChunkChoice(index=delta.index, delta=Delta(role="assistant", content="")))
+            choices.append(self._chunk_choice(delta, await self._logprobs(delta)))
+        return choices
 
-    def _chunk_choice(self, delta: ChoiceDelta) -> ChunkChoice:
+    def _chunk_choice(self, delta: ChoiceDelta, logprobs: ChatLogprobs | None) -> ChunkChoice:
         message = delta.message
         told = Delta()
         if message.content:
@@ -183,37 +185,35 @@ class _Writer:
         return ChunkChoice(
             index=delta.index,
             delta=told,
-            logprobs=self._logprobs(delta),
+            logprobs=logprobs,
             finish_reason=delta.finish_reason,
             stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
             token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
         )
 
-    def _choices(self, deltas: Sequence[ChoiceDelta]) -> list[ChatChoice]:
-        return [
-            ChatChoice(
-                index=delta.index,
-                message=_whole_message(delta.message),
-                logprobs=self._logprobs(delta),
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
-            )
-            for delta in deltas
-        ]
+    def _choice(self, delta: ChoiceDelta, logprobs: ChatLogprobs | None) -> ChatChoice:
+        return ChatChoice(
+            index=delta.index,
+            message=_whole_message(delta.message),
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
+        )
 
-    def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+    async def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         if self._spelling is None or delta.logprobs is None:
             return None
-        return chat_logprobs(delta.logprobs, self._spelling)
+        return ChatLogprobs(content=await content_logprobs(delta.logprobs, self._spelling, self._turns))
 
     def _prompt_token_ids(self) -> Sequence[int] | UnsetType:
         return self._answer.request.prompt_token_ids if self._body.return_token_ids else UNSET
 
-    def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
-        if self._body.prompt_logprobs is None or self._spelling is None:
+    async def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        num_top, found = self._body.prompt_logprobs, self._answer.prompt_logprobs or ()
+        if num_top is None or self._spelling is None:
             return UNSET
-        return prompt_logprobs(self._answer.prompt_logprobs or (), self._body.prompt_logprobs, self._spelling)
+        return await prompt_logprobs(found, num_top, self._spelling, self._turns)
 
 
 def _call_piece(call: ToolCallDelta) -> ToolCall:

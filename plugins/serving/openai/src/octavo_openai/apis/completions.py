@@ -18,20 +18,19 @@ from msgspec import UNSET, UnsetType
 from octavo import AsyncLLM
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, FinishReason, Request, RequestOutput
-from octavo_openai.apis.answer_writer import WrittenAnswer, answer_api_call, hold_logprobs
+from octavo_openai.apis.answer_writer import answer_api_call, hold_logprobs
 from octavo_openai.apis.logprobs import (
     CompletionLogprobs,
-    EchoedPrompt,
     LegacyLogprobs,
     PromptLogprobs,
     Spelling,
-    num_entries,
+    joined,
     prompt_logprobs,
 )
 from octavo_openai.apis.sampling import GenerationRequest, check_at_most, generation_changes
 from octavo_openai.apis.usage import StreamUsage, Usage, usage_of
+from octavo_openai.http.answers import EventStream
 from octavo_openai.http.api_call import APICall, engine_id, new_id
-from octavo_openai.http.long_lists import Unfilled, listed
 from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.pipeline.generation import generate
 from octavo_openai.pipeline.prompts import PromptField, need_tokenizer, prepare_prompt, split_prompts
@@ -88,15 +87,14 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def create_completion(api_call: APICall[CompletionRequest]) -> WrittenAnswer:
+async def create_completion(api_call: APICall[CompletionRequest]) -> msgspec.Struct | EventStream:
     async def prepare(model: str) -> _Writer:
         llm = api_call.service.admit()
         answer_id = new_id("cmpl-", api_call.body.request_id)
         requests = await _make_requests(llm, api_call, answer_id)
         hold_logprobs(api_call, requests)
-        api_call.count = count = api_call.service.token_counts.begin(requests)
-        run = _Run(llm, api_call.body, requests, count)
-        return _Writer(api_call, run, answer_id, model)
+        api_call.count = api_call.service.token_counts.begin(requests)
+        return _Writer(api_call, _Run(llm, api_call, requests, api_call.count), answer_id, model)
 
     return await answer_api_call(api_call, prepare)
 
@@ -111,17 +109,15 @@ class _Writer:
         self._id, self._model = answer_id, model
 
     async def whole(self) -> Completion:
-        async with aclosing(self._run.news(incremental=False)) as all_news:
-            found = sorted([one async for news in all_news for one in news], key=lambda one: one[0].index)
-        self._api_call.finish_reasons = [str(_reason(completion)) for _, _, completion in found]
-        num_logprobs = sum(num_entries(o.prompt_logprobs) + num_entries(c.logprobs) for _, o, c in found)
-        return self._completion(listed(found, num_logprobs, _choices), usage_of(self._run.count))
+        async with aclosing(self._run.choices(incremental=False)) as pieces:
+            choices = sorted([c async for piece in pieces for c in piece], key=lambda choice: choice.index)
+        self._api_call.finish_reasons = [str(choice.finish_reason) for choice in choices]
+        return self._completion(choices, usage_of(self._run.count))
 
-    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         usage = StreamUsage(self._api_call.body, self._api_call.service.options, self._run.count)
-        async with aclosing(self._run.news(incremental=True)) as all_news:
-            async for news in all_news:
-                choices = _choices(news)
+        async with aclosing(self._run.choices(incremental=True)) as pieces:
+            async for choices in pieces:
                 self._api_call.finish_reasons += [c.finish_reason for c in choices if c.finish_reason is not None]
                 if frames := usage.frames(choices, self._completion):
                     yield frames
@@ -162,26 +158,31 @@ async def _make_requests(llm: AsyncLLM, api_call: APICall[CompletionRequest], an
 class _Run:
     """The requests of one API call while they run."""
 
-    def __init__(self, llm: AsyncLLM, body: CompletionRequest, requests: Sequence[Request], count: TokenCount) -> None:
+    def __init__(
+        self, llm: AsyncLLM, api_call: APICall[CompletionRequest], requests: Sequence[Request], count: TokenCount
+    ) -> None:
         self.count = count
-        self._llm, self._body, self._requests = llm, body, requests
-        self._scores = body.max_tokens == 0
+        self._llm, self._api_call, self._requests = llm, api_call, requests
+        self._scores = api_call.body.max_tokens == 0
 
-    async def news(self, incremental: bool) -> AsyncGenerator[list[_News], None]:
+    async def choices(self, incremental: bool) -> AsyncGenerator[list[CompletionChoice], None]:
         """What is new of the choices, whenever something is; not `incremental`: all of a prompt's, once.
 
         Leaving it aborts the requests; so close it.
         """
-        n = self._body.n or 1
+        n = self._api_call.body.n or 1
         writers = [
-            _ChoiceWriter(self._llm, self._body, r, i * n + j) for i, r in enumerate(self._requests) for j in range(n)
+            _ChoiceWriter(self._llm, self._api_call, request, i * n + j)
+            for i, request in enumerate(self._requests)
+            for j in range(n)
         ]
         async with aclosing(generate(self._llm, self._requests, incremental)) as outputs:
             async for i, output in outputs:
                 if self._scores:
                     output = _scored(output)
                 self.count.add_output(output)
-                yield [(writers[i * n + c.index], output, c) for c in output.outputs]
+                pieces = [await writers[i * n + c.index].write(output, c) for c in output.outputs]
+                yield [piece for piece in pieces if piece is not None]
 
 
 def _scored(output: RequestOutput) -> RequestOutput:
@@ -194,9 +195,9 @@ def _scored(output: RequestOutput) -> RequestOutput:
 class _ChoiceWriter:
     """Writes one choice, in one piece or in many."""
 
-    def __init__(self, llm: AsyncLLM, body: CompletionRequest, request: Request, index: int) -> None:
-        self.index = index
-        self._body, self._request = body, request
+    def __init__(self, llm: AsyncLLM, api_call: APICall[CompletionRequest], request: Request, index: int) -> None:
+        self._body = body = api_call.body
+        self._request, self._index, self._turns = request, index, api_call.service.turns
         self._has_begun = self._is_finished = False
         self._prompt_text, self._prompt_shows_special = "", True
         self._legacy: LegacyLogprobs | None = None
@@ -210,50 +211,40 @@ class _ChoiceWriter:
         if body.logprobs is not None or body.prompt_logprobs is not None:
             self._spelling = Spelling(need_tokenizer(llm), bool(body.return_tokens_as_token_ids))
         if body.logprobs is not None:
-            self._legacy = LegacyLogprobs(self._spelling, body.logprobs, shows_special)
+            self._legacy = LegacyLogprobs(self._spelling, body.logprobs, shows_special, self._turns)
 
-    def write(self, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice | None:
+    async def write(self, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice | None:
         """What is new; None if nothing."""
         if self._is_finished or not (completion.token_ids or completion.finished):
             return None
         self._is_finished = completion.finished
         choice = CompletionChoice(
-            index=self.index,
+            index=self._index,
             text=completion.text,
             logprobs=None,
-            finish_reason=_reason(completion),
+            finish_reason=None if completion.finish_reason is None else completion.finish_reason.value,
             stop_reason=completion.stop_reason,
         )
-        prompt = None
         if not self._has_begun:
             self._has_begun = True
-            prompt = self._begin(choice, output)
+            await self._begin(choice, output)
         if self._legacy is not None:
-            choice.logprobs = self._legacy.told(completion.token_ids, completion.logprobs or (), prompt)
+            new = await self._legacy.output(completion.token_ids, completion.logprobs or ())
+            choice.logprobs = new if choice.logprobs is None else joined(choice.logprobs, new)
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
         return choice
 
-    def _begin(self, choice: CompletionChoice, output: RequestOutput) -> EchoedPrompt | None:
-        """Tell of the prompt, which is known as a whole with the first token; what is echoed of it."""
+    async def _begin(self, choice: CompletionChoice, output: RequestOutput) -> None:
+        """The prompt's part, which is known as a whole with the first token."""
         body, ids, logprobs = self._body, output.prompt_token_ids, output.prompt_logprobs or ()
         if body.return_token_ids:
             choice.prompt_token_ids = ids
         if body.prompt_logprobs is not None:
-            choice.prompt_logprobs = prompt_logprobs(logprobs, body.prompt_logprobs, self._spelling)
-        if not body.echo:
-            return None
-        choice.text = self._prompt_text + choice.text
-        return EchoedPrompt(ids, logprobs, self._prompt_text, self._prompt_shows_special)
-
-
-_News = tuple[_ChoiceWriter, RequestOutput, CompletionOutput]
-"""A completion of an output, and who writes it."""
-
-
-def _choices(news: Sequence[_News]) -> list[CompletionChoice]:
-    return [choice for writer, output, c in news if (choice := writer.write(output, c)) is not None]
-
-
-def _reason(completion: CompletionOutput) -> str | None:
-    return None if completion.finish_reason is None else completion.finish_reason.value
+            told = await prompt_logprobs(logprobs, body.prompt_logprobs, self._spelling, self._turns)
+            choice.prompt_logprobs = told
+        if body.echo:
+            choice.text = self._prompt_text + choice.text
+            if self._legacy is not None:
+                text, shows_special = self._prompt_text, self._prompt_shows_special
+                choice.logprobs = await self._legacy.prompt(ids, logprobs, text, shows_special)

@@ -5,16 +5,15 @@ Owns: how a token is spelt, where it stands in the text, numbers that JSON can c
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Sequence
 
 import msgspec
 
 from octavo.request import TokenLogprobs
 from octavo.spec import Tokenizer
-from octavo_openai.http.long_lists import joined, listed, parted
+from octavo_openai.apis.long_lists import do_in_parts, make_list
 
 IMPOSSIBLE = -9999.0
 """Stands for what JSON has no number for: the log of nothing."""
@@ -82,12 +81,6 @@ class Spelling:
             text = self._texts[token_id] = self._text(token_id)
         return text
 
-    def num_chars(self, token_id: int, special_shown: bool) -> int:
-        """Characters that begin with this token."""
-        if not special_shown and token_id in self._tokenizer.special_token_ids:
-            return 0
-        return sum(byte & 0xC0 != 0x80 for byte in self.to_bytes(token_id))
-
     def _text(self, token_id: int) -> str:
         if self._as_token_ids:
             return f"token_id:{token_id}"
@@ -97,131 +90,111 @@ class Spelling:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
-
-@dataclass(frozen=True, slots=True)
-class EchoedPrompt:
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs | None]
-    text: str
-    special_shown: bool
-    """Whether special tokens are part of `text`."""
+    def num_chars(self, token_id: int, special_shown: bool) -> int:
+        """Characters that begin with this token."""
+        if not special_shown and token_id in self._tokenizer.special_token_ids:
+            return 0
+        return sum(byte & 0xC0 != 0x80 for byte in self.to_bytes(token_id))
 
 
 class LegacyLogprobs:
-    """Makes the shape of completions for one choice, piece by piece; offsets go on from piece to piece."""
+    """Makes the shape of completions for one choice, piece by piece; offsets go on from piece to piece.
 
-    def __init__(self, spelling: Spelling, num_top: int, special_shown: bool) -> None:
+    `turns` as `do_in_parts` has it, here and below.
+    """
+
+    def __init__(self, spelling: Spelling, num_top: int, special_shown: bool, turns: asyncio.Lock) -> None:
         """`special_shown`: special tokens are part of the output's text."""
-        self._spelling, self._num_top, self._special_shown = spelling, num_top, special_shown
+        self._spelling, self._num_top, self._special_shown, self._turns = spelling, num_top, special_shown, turns
         self._offset = 0
 
-    def told(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], prompt: EchoedPrompt | None = None
+    async def prompt(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], text: str, special_shown: bool
     ) -> CompletionLogprobs:
-        """The next piece of the output, and before the first one the prompt if it is echoed."""
-        all_ids, all_logprobs = token_ids, logprobs
-        if prompt is not None:
-            all_ids, all_logprobs = (*prompt.token_ids, *token_ids), (*prompt.logprobs, *logprobs)
-        num_ids = len(all_ids)
-        if prompt is None:
-            offsets = listed(token_ids, num_ids, self._output_offsets)
-        else:
-            after = parted(token_ids, len(token_ids), self._output_offsets)
-            offsets = joined(chain(self._prompt_offsets(prompt), after), num_ids)
-        return CompletionLogprobs(
-            tokens=listed(all_ids, num_ids, self._tokens),
-            token_logprobs=listed(all_logprobs, len(all_logprobs), _own_logprobs),
-            top_logprobs=listed(all_logprobs, len(all_logprobs) * (self._num_top + 1), self._top_logprobs),
-            text_offset=offsets,
-        )
+        """The piece for a prompt that is echoed as `text`.
 
-    def _tokens(self, token_ids: Sequence[int]) -> list[str]:
+        Offsets are counted from its end: a BOS, or a space that decoding drops, is missing at its start.
+        """
+        piece = await self._piece(token_ids, logprobs, special_shown)
+        surplus = self._offset - len(text)
+        piece.text_offset = [max(0, offset - surplus) for offset in piece.text_offset]
+        self._offset = len(text)
+        return piece
+
+    async def output(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        return await self._piece(token_ids, logprobs, self._special_shown)
+
+    async def _piece(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], special_shown: bool
+    ) -> CompletionLogprobs:
+        piece = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+
+        def add(part: Sequence[int]) -> None:
+            for token_id in part:
+                piece.tokens.append(self._spelling.text(token_id))
+                piece.text_offset.append(self._offset)
+                self._offset += self._spelling.num_chars(token_id, special_shown)
+
+        await do_in_parts(token_ids, len(token_ids), self._turns, add)
+        piece.token_logprobs = [None if entry is None else finite(entry.logprob) for entry in logprobs]
+        piece.top_logprobs = await make_list(logprobs, num_entries(logprobs), self._turns, self._top)
+        return piece
+
+    def _top(self, entry: TokenLogprobs | None) -> dict[str, float] | None:
+        if entry is None:
+            return None
         text = self._spelling.text
-        return [text(token_id) for token_id in token_ids]
-
-    def _top_logprobs(self, logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, float] | None]:
-        text = self._spelling.text
-        tops: list[dict[str, float] | None] = []
-        for entry in logprobs:
-            if entry is None:
-                tops.append(None)
-                continue
-            top = {text(i): finite(logprob) for i, logprob in entry.top[: self._num_top]}
-            top[text(entry.token_id)] = finite(entry.logprob)
-            tops.append(top)
-        return tops
-
-    def _output_offsets(self, token_ids: Sequence[int]) -> list[int]:
-        offsets = []
-        for token_id in token_ids:
-            offsets.append(self._offset)
-            self._offset += self._spelling.num_chars(token_id, self._special_shown)
-        return offsets
-
-    def _prompt_offsets(self, prompt: EchoedPrompt) -> Iterator[list[int]]:
-        """Counted from the text's end: a BOS, or a space that decoding drops, is missing at its start."""
-        offset = self._offset = len(prompt.text)
-
-        def sizes(token_ids: Sequence[int]) -> list[int]:
-            return [self._spelling.num_chars(token_id, prompt.special_shown) for token_id in token_ids]
-
-        for part in parted(prompt.token_ids, len(prompt.token_ids), sizes):
-            offset -= sum(part)
-            yield []
-        for part in parted(prompt.token_ids, len(prompt.token_ids), sizes):
-            offsets = []
-            for size in part:
-                offsets.append(max(0, offset))
-                offset += size
-            yield offsets
+        top = {text(i): finite(logprob) for i, logprob in entry.top[: self._num_top]}
+        top[text(entry.token_id)] = finite(entry.logprob)
+        return top
 
 
-def _own_logprobs(logprobs: Sequence[TokenLogprobs | None]) -> list[float | None]:
-    return [None if entry is None else finite(entry.logprob) for entry in logprobs]
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    fields = CompletionLogprobs.__struct_fields__
+    return CompletionLogprobs(**{name: getattr(first, name) + getattr(second, name) for name in fields})
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprobs], spelling: Spelling) -> ChatLogprobs:
+async def content_logprobs(
+    logprobs: Sequence[TokenLogprobs], spelling: Spelling, turns: asyncio.Lock
+) -> list[ContentLogprob]:
     """The shape of chat messages."""
 
     def top(token_id: int, logprob: float) -> TopLogprob:
         text, spelt = spelling.text(token_id), list(spelling.to_bytes(token_id))
         return TopLogprob(token=text, logprob=finite(logprob), bytes=spelt)
 
-    def content(part: Sequence[TokenLogprobs]) -> list[ContentLogprob]:
-        return [
-            ContentLogprob(
-                token=spelling.text(entry.token_id),
-                logprob=finite(entry.logprob),
-                bytes=list(spelling.to_bytes(entry.token_id)),
-                top_logprobs=[top(*pair) for pair in entry.top],
-            )
-            for entry in part
-        ]
+    def content(entry: TokenLogprobs) -> ContentLogprob:
+        return ContentLogprob(
+            token=spelling.text(entry.token_id),
+            logprob=finite(entry.logprob),
+            bytes=list(spelling.to_bytes(entry.token_id)),
+            top_logprobs=[top(*pair) for pair in entry.top],
+        )
 
-    return ChatLogprobs(content=listed(logprobs, num_entries(logprobs), content))
+    return await make_list(logprobs, num_entries(logprobs), turns, content)
 
 
-def prompt_logprobs(logprobs: Sequence[TokenLogprobs | None], num_top: int, spelling: Spelling) -> PromptLogprobs:
+async def prompt_logprobs(
+    logprobs: Sequence[TokenLogprobs | None], num_top: int, spelling: Spelling, turns: asyncio.Lock
+) -> PromptLogprobs:
     """vLLM's shape of a prompt's log probabilities."""
 
-    def ranked(part: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
-        return [None if entry is None else _ranked(entry, num_top, spelling) for entry in part]
+    def ranked(entry: TokenLogprobs | None) -> dict[str, PromptLogprob] | None:
+        if entry is None:
+            return None
+        top = [(i, logprob, rank) for rank, (i, logprob) in enumerate(entry.top[:num_top], start=1)]
+        return {
+            str(i): PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=spelling.text(i))
+            for i, logprob, rank in [*top, (entry.token_id, entry.logprob, entry.rank)]
+        }
 
-    return listed(logprobs, len(logprobs) * (num_top + 1), ranked)
-
-
-def _ranked(entry: TokenLogprobs, num_top: int, spelling: Spelling) -> dict[str, PromptLogprob]:
-    ranked = [(i, logprob, rank) for rank, (i, logprob) in enumerate(entry.top[:num_top], start=1)]
-    return {
-        str(i): PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=spelling.text(i))
-        for i, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
-    }
+    return await make_list(logprobs, num_entries(logprobs), turns, ranked)
 
 
-def num_entries(logprobs: Sequence[TokenLogprobs | None] | None) -> int:
+def num_entries(logprobs: Sequence[TokenLogprobs | None]) -> int:
     """Log probabilities in all: the tokens' own, and as many of the most likely ones' as the last token has."""
     last = logprobs[-1] if logprobs else None
-    return 0 if logprobs is None or last is None else len(logprobs) * (1 + len(last.top))
+    return 0 if last is None else len(logprobs) * (1 + len(last.top))
 
 
 def finite(logprob: float) -> float:

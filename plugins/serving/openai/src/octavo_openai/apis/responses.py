@@ -12,8 +12,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from octavo_openai.apis.answer_writer import WrittenAnswer, answer_conversation
-from octavo_openai.apis.logprobs import ContentLogprob, Spelling, chat_logprobs
+from octavo_openai.apis.answer_writer import answer_conversation
+from octavo_openai.apis.logprobs import ContentLogprob, Spelling, content_logprobs
 from octavo_openai.apis.response_records import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -47,16 +47,15 @@ from octavo_openai.apis.response_records import (
 )
 from octavo_openai.apis.responses_request import ResponsesRequest, TextFormat, TextOptions
 from octavo_openai.errors import APIError
-from octavo_openai.http.answers import frames
+from octavo_openai.http.answers import EventStream, frame
 from octavo_openai.http.api_call import APICall, new_id
-from octavo_openai.http.long_lists import Unfilled
 from octavo_openai.pipeline.blocks import Block, BlockAnswer, Change, Kind, Step
 from octavo_openai.pipeline.conversation import Answer
 
 _ID_PREFIX = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
 
-async def create_response(api_call: APICall[ResponsesRequest]) -> WrittenAnswer:
+async def create_response(api_call: APICall[ResponsesRequest]) -> msgspec.Struct | EventStream:
     return await answer_conversation(api_call, new_id("resp_", api_call.body.request_id), _Writer)
 
 
@@ -70,17 +69,21 @@ class _Writer:
         self._tokens: list[str] = []
         """Of each block: what its ids are made of."""
         self._spelling = Spelling(answer.tokenizer) if self._body.wants_logprobs else None
+        self._logprobs: list[ContentLogprob] = []
+        """Of all tokens that have come: there is but one text where they are wanted."""
         self._num_told = 0
         """Log probabilities that were told in a stream."""
         self._num_events = 0
 
     async def whole(self) -> Response:
         await self._blocks.finish()
+        await self._read_logprobs()
         return self._ended()
 
-    async def events(self) -> AsyncGenerator[bytes | Unfilled, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._blocks.changes(incremental=True)) as all_changes:
             async for changes in all_changes:
+                await self._read_logprobs()
                 events = self._first_events() if self._num_events == 0 else []
                 for change in changes:
                     events += self._told(change)
@@ -90,7 +93,7 @@ class _Writer:
         is_cut = response.incomplete_details is not None
         yield self._frames([ResponseIncomplete(response=response) if is_cut else ResponseCompleted(response=response)])
 
-    def failure(self, error: APIError) -> bytes | Unfilled:
+    def failure(self, error: APIError) -> bytes:
         response = self._response("failed", self._output())
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         response.error = ResponseError(code=code, message=error.message, param=error.param)
@@ -164,17 +167,19 @@ class _Writer:
         return f"{_ID_PREFIX[block.kind]}_{self._tokens[block.index]}"
 
     def _text(self, block: Block) -> OutputText:
-        return OutputText(text=block.text, logprobs=self._logprobs(0))
+        return OutputText(text=block.text, logprobs=self._logprobs)
 
-    def _logprobs(self, start: int) -> list[ContentLogprob]:
-        """Of all tokens from number `start` on: there is but one text where they are wanted."""
-        return [] if self._spelling is None else chat_logprobs(self._blocks.logprobs[start:], self._spelling).content
+    async def _read_logprobs(self) -> None:
+        """Write out those of the tokens that have come since the last time."""
+        if self._spelling is not None:
+            new = self._blocks.logprobs[len(self._logprobs) :]
+            self._logprobs += await content_logprobs(new, self._spelling, self._api_call.service.turns)
 
-    def _frames(self, events: list[Event]) -> bytes | Unfilled:
+    def _frames(self, events: list[Event]) -> bytes:
         for event in events:
             event.sequence_number = self._num_events
             self._num_events += 1
-        return frames(events)
+        return b"".join([frame(event) for event in events])
 
     def _first_events(self) -> list[Event]:
         response = self._response("in_progress", [])
@@ -191,8 +196,8 @@ class _Writer:
                     events.append(PartAdded(output_index=index, item_id=item_id, part=part))
                 return events
             case Step.GROW, Kind.TEXT:
-                logprobs = self._logprobs(self._num_told)
-                self._num_told = len(self._blocks.logprobs)
+                logprobs = self._logprobs[self._num_told :]
+                self._num_told += len(logprobs)
                 return [TextDelta(output_index=index, item_id=item_id, delta=change.text, logprobs=logprobs)]
             case Step.GROW, Kind.REASONING:
                 return [ReasoningDelta(output_index=index, item_id=item_id, delta=change.text)]

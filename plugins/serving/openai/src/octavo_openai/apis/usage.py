@@ -12,8 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo_openai.apis.sampling import GenerationRequest
-from octavo_openai.http.answers import DONE, frame, frames
-from octavo_openai.http.long_lists import Unfilled
+from octavo_openai.http.answers import DONE, frame
 from octavo_openai.observation.token_count import TokenCount
 from octavo_openai.options import ServerOptions
 
@@ -69,12 +68,12 @@ class StreamUsage:
         self._at_end = options.usage_in_streams or (asked is not None and bool(asked.include_usage))
         self._count = count
 
-    def frames(self, choices: Iterable[C], chunk: MakeChunk[C]) -> bytes | Unfilled:
+    def frames(self, choices: Iterable[C], chunk: MakeChunk[C]) -> bytes:
         """A chunk for each choice that tells something, or, where the usage is told in each, for any."""
         usage: Usage | UnsetType | None = None if self._at_end else UNSET
         if self._in_each:
             usage = usage_of(self._count)
-        return frames([chunk([choice], usage) for choice in choices if self._in_each or choice.tells])
+        return b"".join([frame(chunk([choice], usage)) for choice in choices if self._in_each or choice.tells])
 
     def end(self, chunk: MakeChunk[C]) -> bytes:
         """What follows the last choice."""

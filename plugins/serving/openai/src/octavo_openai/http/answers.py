@@ -5,16 +5,17 @@ Owns: `EventStream`, and the frame of an event. Must never know: what is in them
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from octavo_openai.errors import APIError
-from octavo_openai.http.long_lists import GAP, Unfilled, encode
 
 DONE = b"data: [DONE]\n\n"
 """What OpenAI ends a stream with."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,12 @@ class EventStream:
     """
 
     frames: AsyncGenerator[bytes, None]
-    failure: Callable[[APIError], Awaitable[bytes]] | None = None
+    failure: Callable[[APIError], bytes] | None = None
     """Its last events if it cannot go on; None: the one that the route has for all streams."""
 
 
 def frame(record: msgspec.Struct) -> bytes:
-    """An event, with a gap for each long list; its name is the record's tag, if it has one."""
-    data = b"data: " + encode(record) + b"\n\n"
+    """An event; its name is the record's tag, if it has one."""
+    data = b"data: " + _encode(record) + b"\n\n"
     name = record.__struct_config__.tag
     return data if name is None else f"event: {name}\n".encode() + data
-
-
-def frames(records: Sequence[msgspec.Struct]) -> bytes | Unfilled:
-    """Events, each of which may have long lists."""
-    data = b"".join(map(frame, records))
-    return data if GAP not in data else Unfilled(data, records)

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 HEADERS_AFTER = 10.0
 """Seconds after which a stream's headers go out though it has nothing to say yet: proxies lose patience."""
-LONG_BODY = 2**20
-"""Bytes above which a body, or an event, is sent a part at a time: each is copied while everybody else waits."""
 CLIENT_LEFT = 499
 """What the log calls the status of an answer that nobody waited for."""
 
@@ -60,7 +58,7 @@ class Exchange:
         self.extra_headers: dict[str, str] = {}
         self._receive, self._send = receive, send
         self._is_stream = self._is_complete = False
-        self._failure: Callable[[APIError], Awaitable[bytes]] | None = None
+        self._failure: Callable[[APIError], bytes] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._stopped_by: APIError | None = None
 
@@ -132,7 +130,7 @@ class Exchange:
     ) -> None:
         fields = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
         await self._start(status, fields)
-        await self._send_body(body, more=False)
+        await self.send({"type": "http.response.body", "body": body})
 
     async def send_stream(self, stream: EventStream) -> None:
         """Send events as they come; the status with the first of them, so that until then it may become another."""
@@ -154,38 +152,18 @@ class Exchange:
     async def _send_frames(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         if self.status is None:
             await self._start_stream()
-        await self._send_body(first, more=True)
+        await self._send({"type": "http.response.body", "body": first, "more_body": True})
         async for frame in rest:
-            await self._send_body(frame, more=True)
-        await self._send_body(b"", more=False)
-
-    def _send_body(self, data: bytes, more: bool) -> Awaitable[None]:
-        if len(data) > LONG_BODY:
-            return self._send_long(data, more)
-        return (self._send if more else self.send)({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _send_long(self, data: bytes, more: bool) -> None:
-        """To its end even where this is cancelled: an error may stand behind an event, not in it."""
-        sending = asyncio.create_task(self._send_parts(data, more))
-        try:
-            await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            await sending
-            raise
-
-    async def _send_parts(self, data: bytes, more: bool) -> None:
-        """No faster than the client reads."""
-        for start in range(0, len(data), LONG_BODY):
-            end = start + LONG_BODY
-            await self._send_body(data[start:end], more or end < len(data))
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+        await self.send({"type": "http.response.body", "body": b""})
 
     async def send_error(self, error: APIError) -> None:
         """In place of an answer, as the last event of a stream, or not at all where neither can be."""
         if self.status is None:
             await self.send_content(error.status, _encode(self.errors.body(error)), headers=error.headers)
         elif self._is_stream and not self._is_complete:
-            event = self.errors.event(error) if self._failure is None else await self._failure(error)
-            await self._send_body(event, more=False)
+            event = (self._failure or self.errors.event)(error)
+            await self.send({"type": "http.response.body", "body": event})
 
     async def _start_stream(self) -> None:
         self._is_stream = True
