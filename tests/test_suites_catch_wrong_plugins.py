@@ -150,6 +150,7 @@ BROKEN_LAWS: dict[str, set[str]] = {
     "reasoning_parsers.Calling": {_SAMPLES, _CUT, _ONCE, _SHARE},
     "routes.Right": set(),
     "routes.Undeclared": {"answers_are_what_the_entry_says"},
+    "routes.Unannounced": {"answers_are_what_the_entry_says"},
     "routes.Careless": {"calls_at_once_are_answered_as_alone"},
     "routes.Orphaning": {"a_client_that_leaves_leaves_nothing_running"},
     "routes.Mixing": {"calls_at_once_are_answered_as_alone"},

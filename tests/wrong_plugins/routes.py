@@ -121,13 +121,15 @@ class Silent(Handler):
         return call.body.text or "nothing"
 
 
-def plugin_of(handler, summary="Louder"):
+def plugin_of(handler, summary="Louder", streams=True):
+    entry = RouteEntry(
+        method="POST", path="/shout", factory=handler, summary=summary, body=Shout, answer=Shouted, streams=streams
+    )
+
     class Plugin:
         @hookimpl
         def octavo_register_routes(self):
-            return [
-                RouteEntry(method="POST", path="/shout", factory=handler, summary=summary, body=Shout, answer=Shouted)
-            ]
+            return [entry]
 
     return Plugin()
 
@@ -147,6 +149,10 @@ class TestRight(ShoutSuite):
 
 class TestUndeclared(ShoutSuite):
     plugin = plugin_of(Undeclared)
+
+
+class TestUnannounced(ShoutSuite):
+    plugin = plugin_of(Handler, streams=False)
 
 
 class TestCareless(ShoutSuite):

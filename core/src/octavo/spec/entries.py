@@ -210,6 +210,8 @@ class RouteEntry:
     """What the JSON of a request must hold. None: a request needs no body."""
     answer: type[msgspec.Struct] | None = None
     """What the JSON of an answer holds, or that of each event. None: it has no schema."""
+    streams: bool = False
+    """Whether it answers with `HTTPEvents`, always or for some calls."""
     is_open: bool = False
     """Whether it answers without an API key."""
 

@@ -254,12 +254,20 @@ def octavo_register_routes() -> list[RouteEntry]:
     return [
         RouteEntry(method="POST", path="/v1/shout", factory=Shouter, summary="Loud", body=Shout, answer=Shouted),
         RouteEntry(
-            method="POST", path="/v1/shouts", factory=partial(Shouter, streams=True), summary="Loud", body=Shout
+            method="POST",
+            path="/v1/shouts",
+            factory=partial(Shouter, streams=True),
+            summary="Loud",
+            body=Shout,
+            answer=Shouted,
+            streams=True,
         ),
         RouteEntry(method="GET", path="/notes/{id}", factory=lambda *_: find_note, summary="A note", is_open=True),
         RouteEntry(method="DELETE", path="/notes/{id}", factory=lambda *_: find_note, summary="No note any more"),
-        RouteEntry(method="GET", path="/bad/{what}", factory=lambda *_: misbehave_at_once, summary="Bad"),
-        RouteEntry(method="GET", path="/bad/{shouts}/{what}", factory=lambda *_: misbehave_later, summary="Bad"),
+        RouteEntry(method="GET", path="/bad/{what}", factory=lambda *_: misbehave_at_once, summary="Bad", streams=True),
+        RouteEntry(
+            method="GET", path="/bad/{shouts}/{what}", factory=lambda *_: misbehave_later, summary="Bad", streams=True
+        ),
     ]
 
 

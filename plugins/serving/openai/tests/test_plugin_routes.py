@@ -139,12 +139,20 @@ def test_a_factory_that_takes_its_time_keeps_nobody_waiting(server: Server, monk
         made.close()
 
 
+def content_of(document: dict[str, Any], path: str, method: str) -> set[str]:
+    return set(document["paths"][path][method]["responses"]["200"]["content"])
+
+
 def test_they_are_described(server: Server) -> None:
     document = server.client.get("/openapi.json").json()
     shout = document["paths"][SHOUT]["post"]
     assert shout["summary"] == "Loud"
     assert shout["operationId"] == "post_v1_shout"
     assert shout["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Shout"}
+    assert content_of(document, SHOUT, "post") == {"application/json"}
+    assert content_of(document, SHOUTS, "post") == {"application/json", "text/event-stream"}
+    assert content_of(document, "/bad/{what}", "get") == {"application/json", "text/event-stream"}, "without a record"
+    assert {"Shouted", "UndescribedEvent"} <= document["components"]["schemas"].keys()
     assert set(document["paths"]["/notes/{id}"]) == {"get", "delete"}
     assert "security" not in document["paths"]["/notes/{id}"]["get"]
 

@@ -89,6 +89,7 @@ class RouteSuite(PluginSuite):
             assert msgspec.json.decode(msgspec.json.encode(call.body), type=entry.body) == call.body
         found = self.serve(lambda model, handler: _whole(handler, call))
         assert found != [], "a stream without an event"
+        assert entry.streams or not isinstance(found, list), "it streams: give its RouteEntry streams=True"
         for record in found if isinstance(found, list) else [found]:
             if isinstance(record, HTTPContent):
                 assert "/" in record.content_type

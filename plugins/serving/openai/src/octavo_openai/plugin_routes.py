@@ -20,6 +20,10 @@ from octavo_openai.http.api_call import APICall
 from octavo_openai.http.route import Answer, Route
 
 
+class UndescribedEvent(msgspec.Struct):
+    """An event of a route whose plugin does not say what it holds."""
+
+
 def plugin_routes(llm: AsyncLLM, is_taken: Callable[[str, str], bool]) -> list[Route]:
     """Routes of all plugins, with handlers for this model.
 
@@ -70,6 +74,7 @@ def _route(entry: RouteEntry, handler: RouteHandler) -> Route:
         summary=entry.summary,
         body=entry.body,
         answer=entry.answer,
+        events=(entry.answer or UndescribedEvent,) if entry.streams else (),
         is_open=lambda options: entry.is_open,
     )
 
