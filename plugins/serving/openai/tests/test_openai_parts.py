@@ -19,7 +19,7 @@ from octavo.testing.echo_model import EchoSource
 from octavo_openai.apis.logprobs import Spelling
 from octavo_openai.errors import APIError
 from octavo_openai.http.bodies import decode_body
-from octavo_openai.http.request_log import JSONFormatter, TextFormatter, configure_logging
+from octavo_openai.http.request_log import JSONFormatter, TextFormatter, configure_logging, log_request
 from octavo_openai.options import ServerOptions, add_flags, read_engine_config, read_options
 from octavo_openai.pipeline.constrained_calls import ArgumentsParser, CallListParser, CallsOrContentParser
 from octavo_openai.pipeline.tool_choice import ToolChoice, plan_tool_use
@@ -290,6 +290,35 @@ def test_a_log_line_is_one_line(request_id: str) -> None:
         "message": "request",
         "status": 200,
     }
+
+
+@pytest.mark.parametrize(
+    ("is_polled", "status", "error", "level"),
+    [
+        (True, 200, None, "DEBUG"),
+        (True, 503, "model_loading", "DEBUG"),
+        (True, 503, "draining", "INFO"),
+        (False, 200, None, "INFO"),
+        (False, 503, "model_loading", "INFO"),
+    ],
+)
+def test_what_is_polled_while_the_model_is_loaded_is_no_news(
+    caplog, is_polled: bool, status: int, error: str | None, level: str
+) -> None:
+    with caplog.at_level("DEBUG", "octavo_openai"):
+        log_request(
+            request_id="a",
+            method="GET",
+            path="/health",
+            status=status,
+            duration=0.001,
+            prompt_tokens=None,
+            completion_tokens=None,
+            finish_reasons=[],
+            error=error,
+            is_polled=is_polled,
+        )
+    assert [record.levelname for record in caplog.records] == [level]
 
 
 @pytest.mark.parametrize(

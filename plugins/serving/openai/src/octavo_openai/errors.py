@@ -13,6 +13,8 @@ from octavo.spec import HTTPError
 
 RETRY_AFTER = 1
 """Seconds that a client is told to wait where nothing better is known."""
+MODEL_LOADING = "model_loading"
+"""The code of the error while the model is being loaded."""
 _HEAD, _TAIL = 200, 100
 """Characters that are kept of a long message: what is wrong comes first, what to do about it last."""
 

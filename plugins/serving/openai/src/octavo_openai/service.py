@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from octavo import AsyncLLM
 from octavo.errors import EngineDeadError, suggestion
 from octavo.spec import MakeReasoningParser, ReasoningParserEntry, ToolParserEntry
-from octavo_openai.errors import APIError
+from octavo_openai.errors import MODEL_LOADING, APIError
 from octavo_openai.observation.metrics import EngineMetrics
 from octavo_openai.observation.token_count import TokenCounts
 from octavo_openai.options import ServerOptions
@@ -119,7 +119,7 @@ class Service:
 
 
 def still_loading() -> APIError:
-    return APIError.unavailable("the model is being loaded", "model_loading")
+    return APIError.unavailable("the model is being loaded", MODEL_LOADING)
 
 
 def _choose_parser(extensions: Extensions, parsers: Registry[P], name: str, chat_template: str) -> Offer[P] | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from octavo_openai.errors import MODEL_LOADING
 from octavo_openai.observation.throughput import Throughput
 
 logger = logging.getLogger("octavo_openai")
@@ -48,8 +49,12 @@ def log_request(
     error: str | None,
     is_polled: bool,
 ) -> None:
-    """`path` as the client wrote it, percent-encoded. Where it is polled, a success is for debugging."""
-    level = logging.DEBUG if is_polled and status < 400 else logging.INFO
+    """`path` as the client wrote it, percent-encoded.
+
+    Where it is polled, successes are for debugging, and so is what is said while the model is being loaded.
+    """
+    is_news = not is_polled or (status >= 400 and error != MODEL_LOADING)
+    level = logging.INFO if is_news else logging.DEBUG
     if not logger.isEnabledFor(level):
         return
     fields = {
