@@ -127,7 +127,8 @@ def test_chunks_of_a_chat(server) -> None:
     assert begun["finish_reason"] is None
     assert all("role" not in event["choices"][0]["delta"] for event in rest)
     *before, last = (event["choices"][0]["finish_reason"] for event in rest)
-    assert (set(before), last) == ({None}, "stop")
+    assert last == "stop"
+    assert all(reason is None for reason in before)  # there may be none: a slow reader gets all in one chunk
     assert {event["object"] for event in rest} == {"chat.completion.chunk"}
     assert all("usage" not in event for event in [first, *rest])
 
