@@ -163,6 +163,9 @@ class Page:
     def open(self, width: int = 1280, height: int = 800) -> None:
         self.resize(width, height)
         self.driver.get(self.address)
+        # Right after another tab was closed, the driver may go on before the page's scripts have run.
+        loaded = f"return document.URL === {self.address!r} && document.readyState === 'complete'"
+        self.until(lambda: self.run(loaded))
 
     def resize(self, width: int, height: int) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700}
