@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -52,13 +53,15 @@ def with_llm(test) -> Any:
             watcher = Watcher()
             llm = await AsyncLLM.start(echo_config(), [echo_model], in_process=in_process)
             llm.observe(watcher)
-            await test(llm, watcher)
-            if llm.error is None:
-                assert llm.num_unfinished == llm.num_waiting == 0
-                snapshot = await llm.inspect()
-                assert snapshot.sequences == ()
-                assert all(state < 2 for group in snapshot.groups for state in group.states)
-            await llm.shutdown()
+            try:
+                await test(llm, watcher)
+                if llm.error is None:
+                    assert llm.num_unfinished == llm.num_waiting == 0
+                    snapshot = await llm.inspect()
+                    assert snapshot.sequences == ()
+                    assert all(state < 2 for group in snapshot.groups for state in group.states)
+            finally:
+                await llm.shutdown()
             await llm.shutdown()
             assert watcher.calls.count("shutdown") == 1
             assert not llm._news
@@ -149,6 +152,22 @@ async def test_bad_requests_are_refused_before_anything_runs(llm: AsyncLLM, watc
     with pytest.raises(InvalidRequestError, match=r"^messages"):
         await llm.render_chat([{"role": "user"}])
     assert (await llm.render_chat([{"role": "user", "content": "hi"}]))["prompt"] == "hi"
+
+
+@with_llm
+async def test_what_was_made_of_a_request_is_looked_at_again(llm: AsyncLLM, watcher: Watcher) -> None:
+    request = await llm.make_request("a", LONG, PARAMS)
+    too_long = request.prompt_token_ids * llm.max_model_len
+    for field, changes in (
+        ("prompt", [{"prompt_token_ids": ids} for ids in ((), (-1,), (10**9,), too_long)]),
+        ("request", [{"prompt_token_ids": ids} for ids in (None, ("x",), (1.0,), (True,))]),
+        ("request", [{"request_id": 7}, {"arrival_time": "now"}, {"sampling_params": None}, {"processors": object()}]),
+    ):
+        for change in changes:
+            with pytest.raises(InvalidRequestError, match=f"^{field}: "):
+                await llm.complete(dataclasses.replace(request, **change))
+    shorter = dataclasses.replace(request, max_tokens=2)
+    assert len((await llm.complete(shorter)).outputs[0].token_ids) == 2
 
 
 @with_llm

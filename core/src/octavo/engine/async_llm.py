@@ -157,7 +157,8 @@ class AsyncLLM:
 
         A slow reader gets outputs that hold more. Closing the generator, or cancelling its task, aborts the request:
         use it in `async with contextlib.aclosing(...)` where the loop over it may be left.
-        Raises `InvalidRequestError` if the request's id is in use, `EngineDeadError` once the engine has ended.
+        Raises `InvalidRequestError` if the request's id is in use, or for a record that `make_request` did not make and
+        the engine cannot take; `EngineDeadError` once the engine has ended.
         """
         return self._run(request, OutputKind.CUMULATIVE if cumulative else OutputKind.DELTA)
 

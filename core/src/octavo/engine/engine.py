@@ -99,7 +99,11 @@ class LLMEngine:
         return self.inputs.make_request(request_id, prompt, params, trace_headers)
 
     def submit(self, request: Request, kind: OutputKind) -> RequestState:
-        """Queue a request that `make_request` made. Raises `InvalidRequestError` if its id is in use."""
+        """Queue a request, best as `make_request` made it.
+
+        Raises `InvalidRequestError` if its id is in use, or if the engine cannot take what others made of it.
+        """
+        self.inputs.check(request)
         request_id = request.request_id
         if request_id in self._outputs:
             raise InvalidRequestError("request_id", f"{request_id!r} is still running; abort it or choose another")

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.errors import ConfigError, InvalidRequestError, ModelLoadError, quoted, suggestion
 from octavo.extensions import Registry
 from octavo.request import Prompt, Request, TextPrompt, TokensPrompt
@@ -82,11 +84,7 @@ class InputProcessor:
         """Raises `InvalidRequestError` for whatever the model cannot take."""
         arrival_time = time.monotonic()
         text, token_ids, cache_salt = self._split(prompt)
-        if not token_ids:
-            raise InvalidRequestError("prompt", "is empty; give at least one token")
-        if len(token_ids) >= self.max_model_len:
-            raise self._too_long(str(len(token_ids)))
-        self._check_ids("prompt", token_ids)
+        self._check_prompt(token_ids)
         params = self._check_params(params)
         room = self.max_model_len - len(token_ids)
         return Request(
@@ -102,6 +100,17 @@ class InputProcessor:
             processors=self._processors_for(params),
             trace_headers=trace_headers,
         )
+
+    def check(self, request: Request) -> None:
+        """Refuse a record that the engine cannot take: one that was made or changed by other hands than `make_request`.
+
+        Raises `InvalidRequestError`.
+        """
+        try:  # objects of any kind may stand in `extra_args`
+            msgspec.convert(msgspec.to_builtins(request, enc_hook=lambda unknown: None), Request)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError("request", f"{error}; let make_request make it") from None
+        self._check_prompt(request.prompt_token_ids)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> TokensPrompt:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
@@ -147,6 +156,13 @@ class InputProcessor:
         if len(token_ids) < len(numbers):
             raise InvalidRequestError("prompt", "token ids must be a list of whole numbers")
         return text, token_ids, salt
+
+    def _check_prompt(self, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError("prompt", "is empty; give at least one token")
+        if len(token_ids) >= self.max_model_len:
+            raise self._too_long(str(len(token_ids)))
+        self._check_ids("prompt", token_ids)
 
     def _check_params(self, params: SamplingParams) -> SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
