@@ -142,7 +142,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(c.finish_reason is not None for c in self.completions)
+        return self.finished_time is not None
 
     @property
     def is_due(self) -> bool:
@@ -261,8 +261,7 @@ class OutputProcessor:
                 del self._by_sequence[update.sequence_id]
                 if update.finish_reason is None:
                     stopped.append(update.sequence_id)
-        for state in changed.values():
-            self._forget_finished(state)
+                self._forget_if_finished(state)
         return Progress(list(changed.values()), stopped, TokenTimes(tuple(first), tuple(gaps)))
 
     def abort(self, request_id: str, error: str | None = None) -> tuple[RequestState | None, list[int]]:
@@ -277,11 +276,11 @@ class OutputProcessor:
         for completion in live:
             completion.finish(FinishReason.ABORT if error is None else FinishReason.ERROR, error=error)
             del self._by_sequence[completion.sequence_id]
-        self._forget_finished(state)
+        self._forget_if_finished(state)
         return state, [c.sequence_id for c in live]
 
-    def _forget_finished(self, state: RequestState) -> None:
-        if state.finished:
+    def _forget_if_finished(self, state: RequestState) -> None:
+        if all(c.finish_reason is not None for c in state.completions):
             state.finished_time = time.monotonic()
             del self._requests[state.request.request_id]
 
