@@ -122,7 +122,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One completion of a request, as far as it has come."""
+    """One completion of a request: text and tokens so far or, in a stream of deltas, what is new."""
 
     index: int
     """Which of the request's `n` completions."""
@@ -144,7 +144,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A request with its completions so far; cumulative, so the last one holds everything."""
+    """A request with its completions, so far or, in a stream of deltas, since the output before."""
 
     request_id: str
     prompt: str | None

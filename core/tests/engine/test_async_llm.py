@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo import AsyncLLM, SamplingParams
@@ -158,14 +159,23 @@ async def test_bad_requests_are_refused_before_anything_runs(llm: AsyncLLM, watc
 async def test_what_was_made_of_a_request_is_looked_at_again(llm: AsyncLLM, watcher: Watcher) -> None:
     request = await llm.make_request("a", LONG, PARAMS)
     too_long = request.prompt_token_ids * llm.max_model_len
+    endless: list[object] = []
+    endless.append(endless)
+    unreadable = msgspec.Raw(b"\xc1"), msgspec.msgpack.Ext(-1, b"xyz"), 2**80, endless
     for field, changes in (
         ("prompt", [{"prompt_token_ids": ids} for ids in ((), (-1,), (10**9,), too_long)]),
         ("request", [{"prompt_token_ids": ids} for ids in (None, ("x",), (1.0,), (True,))]),
-        ("request", [{"request_id": 7}, {"arrival_time": "now"}, {"sampling_params": None}, {"processors": object()}]),
+        ("request", [{"request_id": 7}, {"arrival_time": "now"}, {"processors": object()}, {"cache_salt": "\ud800"}]),
+        ("request", [{"sampling_params": params} for params in (None, {}, dataclasses.asdict(PARAMS))]),
+        ("request", [{"sampling_params": PARAMS.replace(extra_args={"x": value})} for value in unreadable]),
+        ("extra_args", [{"sampling_params": PARAMS.replace(extra_args={"x": object()})}]),
+        ("logit_bias", [{"sampling_params": PARAMS.replace(logit_bias={10**9: 1.0})}]),
     ):
         for change in changes:
             with pytest.raises(InvalidRequestError, match=f"^{field}: "):
                 await llm.complete(dataclasses.replace(request, **change))
+    with pytest.raises(InvalidRequestError, match=r"^request: "):
+        await llm.complete({"request_id": "a"})  # type: ignore[arg-type]
     shorter = dataclasses.replace(request, max_tokens=2)
     assert len((await llm.complete(shorter)).outputs[0].token_ids) == 2
 

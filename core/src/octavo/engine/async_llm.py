@@ -157,8 +157,8 @@ class AsyncLLM:
 
         A slow reader gets outputs that hold more. Closing the generator, or cancelling its task, aborts the request:
         use it in `async with contextlib.aclosing(...)` where the loop over it may be left.
-        Raises `InvalidRequestError` if the request's id is in use, or for a record that `make_request` did not make and
-        the engine cannot take; `EngineDeadError` once the engine has ended.
+        Raises `InvalidRequestError` if the request's id is in use, or for a record that others than `make_request` made
+        or changed and the engine cannot take; `EngineDeadError` once the engine has ended.
         """
         return self._run(request, OutputKind.CUMULATIVE if cumulative else OutputKind.DELTA)
 
@@ -259,7 +259,7 @@ class AsyncLLM:
             news.set()
         for answer in self._snapshots:
             if not answer.done():
-                answer.set_exception(self.error)
+                answer.set_exception(EngineDeadError(*self.error.args))
 
 
 def _size_of(messages: Sequence[Mapping[str, Any]]) -> int:

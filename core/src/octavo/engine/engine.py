@@ -99,10 +99,7 @@ class LLMEngine:
         return self.inputs.make_request(request_id, prompt, params, trace_headers)
 
     def submit(self, request: Request, kind: OutputKind) -> RequestState:
-        """Queue a request, best as `make_request` made it.
-
-        Raises `InvalidRequestError` if its id is in use, or if the engine cannot take what others made of it.
-        """
+        """Queue a request. Raises `InvalidRequestError` if its id is in use, or for a record that cannot be served."""
         self.inputs.check(request)
         request_id = request.request_id
         if request_id in self._outputs:

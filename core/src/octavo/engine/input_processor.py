@@ -25,6 +25,8 @@ _BEGINNING = 16
 """Characters for each token that fits, of the text that is looked at first. What follows may merge with its last
 tokens, but not make half as many of them."""
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_write_request = msgspec.msgpack.Encoder(enc_hook=lambda unknown: None).encode
+_read_request = msgspec.msgpack.Decoder(Request).decode
 _PROMPT_KEYS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 
 
@@ -85,7 +87,8 @@ class InputProcessor:
         arrival_time = time.monotonic()
         text, token_ids, cache_salt = self._split(prompt)
         self._check_prompt(token_ids)
-        params = self._check_params(params)
+        self._check_params(params)
+        params = self._watch_special_stops(params)
         room = self.max_model_len - len(token_ids)
         return Request(
             request_id=request_id,
@@ -102,15 +105,19 @@ class InputProcessor:
         )
 
     def check(self, request: Request) -> None:
-        """Refuse a record that the engine cannot take: one that was made or changed by other hands than `make_request`.
+        """Look at a record again, which others may have made or changed. Raises `InvalidRequestError`.
 
-        Raises `InvalidRequestError`.
+        Whatever cannot be sent to an engine in another process is refused for one in this process too, but for objects
+        in `extra_args`.
         """
-        try:  # objects of any kind may stand in `extra_args`
-            msgspec.convert(msgspec.to_builtins(request, enc_hook=lambda unknown: None), Request)
-        except msgspec.ValidationError as error:
+        if not (isinstance(request, Request) and isinstance(request.sampling_params, SamplingParams)):
+            raise InvalidRequestError("request", "is no Request with SamplingParams; let make_request make it")
+        try:
+            _read_request(_write_request(request))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequestError("request", f"{error}; let make_request make it") from None
         self._check_prompt(request.prompt_token_ids)
+        self._check_params(request.sampling_params)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> TokensPrompt:
         """The prompt for chat messages: exactly what the model's template gives, with no BOS added to it."""
@@ -164,26 +171,30 @@ class InputProcessor:
             raise self._too_long(str(len(token_ids)))
         self._check_ids("prompt", token_ids)
 
-    def _check_params(self, params: SamplingParams) -> SamplingParams:
+    def _check_params(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name) or ())
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
             if value is not None and value > self._vocab_size:
                 raise InvalidRequestError(name, f"must be at most the vocabulary's size, {self._vocab_size}")
-        if params.bad_words:
-            self.need_tokenizer("bad_words")
-        if params.stop:
-            # A special token is not part of the text, so a stop string that is one is watched for by its id.
-            tokenizer = self.need_tokenizer("stop")
-            ids = {text: tokenizer.special_token_id(text) for text in params.stop}
-            special = [i for i in ids.values() if i is not None]
-            if special:
-                params = params.replace(
-                    stop=[text for text, i in ids.items() if i is None or not params.skip_special_tokens],
-                    stop_token_ids=[*params.stop_token_ids, *special],
-                )
-        return params
+        for name in ("bad_words", "stop"):
+            if getattr(params, name):
+                self.need_tokenizer(name)
+
+    def _watch_special_stops(self, params: SamplingParams) -> SamplingParams:
+        """A special token is not part of the text, so a stop string that is one is watched for by its id."""
+        if not params.stop:
+            return params
+        tokenizer = self.need_tokenizer("stop")
+        ids = {text: tokenizer.special_token_id(text) for text in params.stop}
+        special = [i for i in ids.values() if i is not None]
+        if not special:
+            return params
+        return params.replace(
+            stop=[text for text, i in ids.items() if i is None or not params.skip_special_tokens],
+            stop_token_ids=[*params.stop_token_ids, *special],
+        )
 
     def _processors_for(self, params: SamplingParams) -> tuple[str, ...]:
         """The logits processors that a request asks for: those named in `extra_args`, and its grammar backend."""

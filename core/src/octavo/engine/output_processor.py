@@ -138,6 +138,7 @@ class RequestState:
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
+    """Set as soon as every completion has ended."""
     num_cached_tokens: int = 0
 
     @property
@@ -261,7 +262,7 @@ class OutputProcessor:
                 del self._by_sequence[update.sequence_id]
                 if update.finish_reason is None:
                     stopped.append(update.sequence_id)
-                self._forget_if_finished(state)
+                self._end_if_finished(state)
         return Progress(list(changed.values()), stopped, TokenTimes(tuple(first), tuple(gaps)))
 
     def abort(self, request_id: str, error: str | None = None) -> tuple[RequestState | None, list[int]]:
@@ -276,10 +277,10 @@ class OutputProcessor:
         for completion in live:
             completion.finish(FinishReason.ABORT if error is None else FinishReason.ERROR, error=error)
             del self._by_sequence[completion.sequence_id]
-        self._forget_if_finished(state)
+        self._end_if_finished(state)
         return state, [c.sequence_id for c in live]
 
-    def _forget_if_finished(self, state: RequestState) -> None:
+    def _end_if_finished(self, state: RequestState) -> None:
         if all(c.finish_reason is not None for c in state.completions):
             state.finished_time = time.monotonic()
             del self._requests[state.request.request_id]
