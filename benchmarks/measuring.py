@@ -3,7 +3,7 @@
 Owns: the order of runs, statistics, output. Must never know: what is measured.
 
 Timings on a shared machine drift. So whatever is compared runs in turn, in an order that is rotated each time, and
-what is reported are ratios of medians.
+what is reported are ratios of medians, or medians of the ratios of each turn.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ def rotated(items: Sequence[T], turn: int) -> list[T]:
     """`items` in an order that gives each of them each place once in `len(items)` turns."""
     start = turn % len(items)
     return [*items[start:], *items[:start]]
+
+
+def paired_ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Each turn's value over that of `base` in the same turn."""
+    return [mine / its for mine, its in zip(values, base, strict=True)]
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,14 +21,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
-from measuring import counted, median, print_table, rotated, write_json
+from measuring import counted, median, paired_ratios, print_table, rotated, write_json
+from server_process import server_process
 from workloads import RandomRequest, w1
 
 from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.plugins import resolve_settings
 
 ARMS = ("llm", "process", "http")
-_READY = re.compile(r"http://[\d.]+:(\d+)")
+_SERVER = ("-m", "octavo", "serve", "--port", "0", "--served-model-name", "octavo")
 _FIRST_TOKEN_LENGTH = 8
 """Tokens of the prompts whose first token is timed. Few: the same work differs by some per cent from one engine to the
 next, and of a long prompt that is more than what the layers in between take."""
@@ -139,30 +137,11 @@ async def open_arms(names: Sequence[str], extra: Sequence[str]) -> AsyncIterator
                 stack.push_async_callback(llm.shutdown)
                 arms[name] = OwnProcess(llm)
             else:
-                url = stack.enter_context(_server(extra))
+                _, url = stack.enter_context(server_process([*_SERVER, *extra]))
                 connector = aiohttp.TCPConnector(limit=0)
                 session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
                 arms[name] = OverHTTP(session, url)
         yield arms
-
-
-class _server:
-    """`octavo serve` on a free port, for as long as the block."""
-
-    def __init__(self, extra: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--served-model-name", "octavo", *extra]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := _READY.search(line):
-                return f"http://127.0.0.1:{found[1]}"
-        raise SystemExit("the server did not start")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.communicate()
 
 
 async def measure(arms: dict[str, Arm], repeats: int, num_requests: int, num_firsts: int) -> dict[str, Any]:
@@ -195,7 +174,7 @@ def report(result: dict[str, Any]) -> None:
     base = next(iter(rates))
     rows = []
     for name, values in rates.items():
-        ratios = sorted(mine / its for mine, its in zip(values, rates[base], strict=True))
+        ratios = sorted(paired_ratios(values, rates[base]))
         later = median([mine - its for mine, its in zip(firsts[name], firsts[base], strict=True)])
         spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
         rows.append([name, median(values), f"{median(ratios):.3f}", spread, median(firsts[name]) * 1e3, later * 1e3])

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib.util
 import itertools
-import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -30,7 +28,9 @@ import aiohttp
 import msgspec
 import psutil
 import uvicorn
-from measuring import counted, median, print_table, rotated, write_json
+import uvloop
+from measuring import counted, median, paired_ratios, print_table, rotated, write_json
+from server_process import server_process
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -42,7 +42,7 @@ from octavo.testing import echo_model
 KINDS = ("completions", "chat", "starlette", "fastapi", "fastapi-pydantic", "none")
 _OWN_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _ECHO_SERVER = Path(__file__).with_name("echo_server.py")
-_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)")
+_ID = "cmpl-0123456789abcdef0123456789abcdef"
 _SCRIPT = "<say>on and on </say>"
 
 
@@ -56,10 +56,11 @@ class Choice(msgspec.Struct):
     finish_reason: str | None
     index: int = 0
     logprobs: None = None
+    stop_reason: None = None
 
 
 class Chunk(msgspec.Struct):
-    """Of the size of a chunk of `/v1/completions`."""
+    """What a chunk of `/v1/completions` holds."""
 
     id: str
     created: int
@@ -91,7 +92,7 @@ def bare_handler(outputs: Outputs) -> Handler:
     async def frames(body: Body) -> AsyncIterator[bytes]:
         created = int(time.time())
         async for text, reason in outputs.stream(body.prompt, body.max_tokens):
-            yield b"data: " + encode(Chunk("cmpl-1", created, [Choice(text, reason)])) + b"\n\n"
+            yield b"data: " + encode(Chunk(_ID, created, [Choice(text, reason)])) + b"\n\n"
 
     async def handler(request: Request) -> Response:
         body = msgspec.json.decode(await request.body(), type=Body)
@@ -121,7 +122,6 @@ def fastapi_app(outputs: Outputs) -> Any:
     async def answer(request: Request) -> Any:
         return await handler(request)
 
-    answer.__annotations__["request"] = Request
     return app
 
 
@@ -131,7 +131,9 @@ def pydantic_app(outputs: Outputs) -> Any:
 
     app = FastAPI()
     body_model = create_model("Body", prompt=(str, ...), max_tokens=(int, ...))
-    choice_model = create_model("Choice", text=str, finish_reason=(str | None), index=(int, 0), logprobs=(None, None))
+    choice_model = create_model(
+        "Choice", text=str, finish_reason=(str | None), index=(int, 0), logprobs=(None, None), stop_reason=(None, None)
+    )
     chunk_model: Any = create_model(
         "Chunk",
         id=str,
@@ -145,7 +147,7 @@ def pydantic_app(outputs: Outputs) -> Any:
         created = int(time.time())
         async for text, reason in outputs.stream(body.prompt, body.max_tokens):
             choice = choice_model(text=text, finish_reason=reason)
-            yield f"data: {chunk_model(id='cmpl-1', created=created, choices=[choice]).model_dump_json()}\n\n"
+            yield f"data: {chunk_model(id=_ID, created=created, choices=[choice]).model_dump_json()}\n\n"
 
     async def answer(body: Any) -> Any:
         return StreamingResponse(frames(body), media_type="text/event-stream")
@@ -164,37 +166,28 @@ APPS: Mapping[str, Callable[[Outputs], Any]] = {
 
 
 async def serve(kind: str) -> None:
-    """One of `APPS`, until the process is ended."""
+    """One of `APPS`, until the process is ended; the engine's ends with it."""
     llm = await AsyncLLM.start(echo_model.echo_config(max_num_seqs=128, num_blocks=8192), [echo_model])
+    gc.collect()
+    gc.freeze()  # as `octavo serve` does
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(f"at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         config = uvicorn.Config(APPS[kind](Outputs(llm)), lifespan="off", log_level="warning", access_log=False)
         await uvicorn.Server(config).serve(sockets=[listener])
-    await llm.shutdown()
+
+
+def command_of(kind: str) -> list[str]:
+    if kind in _OWN_PATHS:
+        return [str(_ECHO_SERVER), "--port", "0", "--no-log-requests", "--log-stats-interval", "none"]
+    return [__file__, "--serve", kind]
 
 
 class Server:
-    """A process that serves one kind, as long as the block."""
+    """A process that serves one kind."""
 
-    def __init__(self, kind: str) -> None:
-        if kind in _OWN_PATHS:
-            command = [str(_ECHO_SERVER), "--port", "0", "--no-log-requests", "--log-stats-interval", "none"]
-        else:
-            command = [__file__, "--serve", kind]
-        self._kind = kind
-        self._process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Server:
-        assert self._process.stdout is not None
-        found = _PORT.search(self._process.stdout.readline())
-        if found is None:
-            raise SystemExit(f"the server of {self._kind} did not start")
-        self._url = f"http://127.0.0.1:{found[1]}{_OWN_PATHS.get(self._kind, '/')}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.communicate()
+    def __init__(self, kind: str, pid: int, address: str) -> None:
+        self._kind, self._process = kind, psutil.Process(pid)
+        self._url = address + _OWN_PATHS.get(kind, "/")
 
     async def cost(self, session: aiohttp.ClientSession, num_streams: int, num_tokens: int) -> float:
         """Seconds of CPU time for each token of so many streams at once."""
@@ -214,14 +207,14 @@ class Server:
                 raise SystemExit(f"{self._kind} answered {response.status}: {answer[:500]!r}")
 
     def _cpu_seconds(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = self._process.cpu_times()
         return times.user + times.system
 
 
 async def measure(kinds: list[str], num_streams: int, num_tokens: int, repeats: int) -> dict[str, list[float]]:
     costs: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
-        servers = {kind: stack.enter_context(Server(kind)) for kind in kinds}
+        servers = {kind: Server(kind, *stack.enter_context(server_process(command_of(kind)))) for kind in kinds}
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             for turn in counted(range(repeats + 1), "turns"):  # the first one warms up
                 for kind in rotated(kinds, turn):
@@ -231,9 +224,14 @@ async def measure(kinds: list[str], num_streams: int, num_tokens: int, repeats: 
     return costs
 
 
+def installed_kinds() -> list[str]:
+    has_fastapi = importlib.util.find_spec("fastapi") is not None
+    return [kind for kind in KINDS if has_fastapi or not kind.startswith("fastapi")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="what to measure, the first beside the others")
+    parser.add_argument("--kinds", help="what to measure; the others are compared with the first")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=800, help="of each stream")
     parser.add_argument("--repeats", type=int, default=7, help="measured turns")
@@ -241,17 +239,17 @@ def main() -> int:
     parser.add_argument("--serve", choices=APPS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        asyncio.run(serve(arguments.serve))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(arguments.serve))
         return 0
-    kinds = arguments.kinds.split(",")
-    if importlib.util.find_spec("fastapi") is None:
-        kinds = [kind for kind in kinds if not kind.startswith("fastapi")]
+    kinds = arguments.kinds.split(",") if arguments.kinds else installed_kinds()
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        parser.error(f"unknown kinds: {', '.join(unknown)}; there are: {', '.join(KINDS)}")
     costs = asyncio.run(measure(kinds, arguments.streams, arguments.tokens, arguments.repeats))
     base = costs[kinds[0]]
     rows = []
     for kind, values in costs.items():
-        ratios = [mine / its for mine, its in zip(values, base, strict=True)]
-        rows.append([kind, median(values) * 1e6, median(ratios)])
+        rows.append([kind, median(values) * 1e6, median(paired_ratios(values, base))])
     print_table(["", "µs a token", f"of {kinds[0]}"], rows)
     write_json(arguments.json, {"seconds_per_token": costs})
     return 0

@@ -1,4 +1,4 @@
-"""The servers that `benchmarks/serving_token_cost.py` compares, briefly: each streams, and is measured."""
+"""`benchmarks/serving_token_cost.py`, briefly: each server streams and is measured, FastAPI's where it is installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "serving_token_cost.py"
 
 
 def test_each_server_is_measured(tmp_path: Path) -> None:
-    kinds, result = "completions,chat,starlette,none", tmp_path / "result.json"
-    options = ["--kinds", kinds, "--streams", "4", "--tokens", "200", "--repeats", "2", "--json", str(result)]
+    result = tmp_path / "result.json"
+    options = ["--streams", "16", "--tokens", "250", "--repeats", "1", "--json", str(result)]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     costs = json.loads(result.read_text())["seconds_per_token"]
-    assert list(costs) == kinds.split(",")
-    assert all(len(found) == 2 and min(found) > 0 for found in costs.values())
+    assert {"completions", "chat", "starlette", "none"} <= set(costs)
+    assert all(len(found) == 1 and found[0] > 0 for found in costs.values())
