@@ -233,7 +233,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", help="what to measure; the others are compared with the first")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=800, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=800, help="of each stream; CPU time is counted in ticks of 10 ms")
     parser.add_argument("--repeats", type=int, default=7, help="measured turns")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--serve", choices=APPS, help=argparse.SUPPRESS)

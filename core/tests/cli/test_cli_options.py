@@ -57,6 +57,7 @@ def test_help_tells_the_defaults(capsys) -> None:
     assert "(int or none; default: none)" in told
     assert "(list of str; default: empty)" in told
     assert "--cache.block_size" not in told
+    assert "--plugins.NAME.OPTION VALUE" in told
 
 
 def test_flags_are_never_guessed_from_a_prefix() -> None:

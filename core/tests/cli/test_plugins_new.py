@@ -76,7 +76,9 @@ def test_the_parts_are_in_their_places(capsys, tmp_path: Path, monkeypatch: pyte
     } < files.keys()
     assert len([name for name in files if name.startswith(package)]) == 4
     assert all(b"$" not in path.read_bytes() for path in files.values())
-    project = tomllib.loads(files["pyproject.toml"].read_text())["project"]
+    settings = tomllib.loads(files["pyproject.toml"].read_text())
+    assert "ini_options" in settings["tool"]["pytest"], "its tests would take the settings of a folder above it"
+    project = settings["project"]
     assert project["name"] == "octavo-my-thing"
     assert project["entry-points"]["octavo"] == {"my_thing": "octavo_my_thing.plugin"}
 

@@ -23,6 +23,7 @@ _SHORT = {
     "speculation.drafter": "--drafter",
     "attention.backend": "--attention-backend",
 }
+_PLUGIN_OPTIONS = "An option of a plugin: --plugins.NAME.OPTION VALUE. `octavo plugins show NAME` tells which it has."
 
 
 def add_engine_options(parser: Parser, listed: bool = True) -> None:
@@ -36,7 +37,8 @@ def add_engine_options(parser: Parser, listed: bool = True) -> None:
         if key in ("plugins", "disable_plugins"):  # --plugins.<plugin>.<option> and --disable-plugin
             continue
         if section not in groups:
-            groups[section] = parser.add_argument_group(f"{section} options" if dot else "plugin options")
+            title, described = (f"{section} options", None) if dot else ("plugin options", _PLUGIN_OPTIONS)
+            groups[section] = parser.add_argument_group(title, described if listed else None)
         dashed = f"--{key.replace('_', '-')}"
         settings = {"dest": SETTING + key, "metavar": "VALUE", "default": argparse.SUPPRESS}
         flags = [flag for flag in (_SHORT.get(key), dashed) if flag and not parser.has_flag(flag)]

@@ -39,6 +39,7 @@ def test_every_option_is_a_flag_with_help() -> None:
     text = parser.format_help()
     for name in ServerOptions.__struct_fields__:
         assert f"--{name.replace('_', '-')} " in text
+    assert "(warn|refuse|ignore; default: warn)" in " ".join(text.split())
 
 
 def test_flags_win_over_the_configuration(monkeypatch) -> None:

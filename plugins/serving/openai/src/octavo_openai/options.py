@@ -188,4 +188,6 @@ def _help(field: msgspec.structs.FieldInfo) -> str:
     if _is_list(field.type):
         return f"{text} Repeatable.".replace("%", "%%")
     default = {None: "none", True: "yes", False: "no"}.get(field.default, field.default)
-    return f"{text} (default: {default})".replace("%", "%%")
+    kind = _plain(field.type)
+    choices = f"{'|'.join(typing.get_args(kind))}; " if typing.get_origin(kind) is Literal else ""
+    return f"{text} ({choices}default: {default})".replace("%", "%%")
