@@ -164,7 +164,10 @@ async def test_what_was_made_of_a_request_is_looked_at_again(llm: AsyncLLM, watc
     unreadable = msgspec.Raw(b"\xc1"), msgspec.msgpack.Ext(-1, b"xyz"), 2**80, endless
     for field, changes in (
         ("prompt", [{"prompt_token_ids": ids} for ids in ((), (-1,), (10**9,), too_long)]),
-        ("request", [{"prompt_token_ids": ids} for ids in (None, ("x",), (1.0,), (True,))]),
+        ("request", [{"prompt_token_ids": ids} for ids in (None, ("x",), (1.0,), (True,), frozenset({1}), [1])]),
+        ("request", [{name: object()} for name in ("cache_salt", "adapter", "prompt", "trace_headers", "media")]),
+        ("request", [{"eos_token_ids": [1]}, {"arrival_time": float("nan")}]),
+        ("max_tokens", [{"max_tokens": 0}]),
         ("request", [{"request_id": 7}, {"arrival_time": "now"}, {"processors": object()}, {"cache_salt": "\ud800"}]),
         ("request", [{"sampling_params": params} for params in (None, {}, dataclasses.asdict(PARAMS))]),
         ("request", [{"sampling_params": PARAMS.replace(extra_args={"x": value})} for value in unreadable]),
@@ -178,6 +181,22 @@ async def test_what_was_made_of_a_request_is_looked_at_again(llm: AsyncLLM, watc
         await llm.complete({"request_id": "a"})  # type: ignore[arg-type]
     shorter = dataclasses.replace(request, max_tokens=2)
     assert len((await llm.complete(shorter)).outputs[0].token_ids) == 2
+
+
+@with_llm
+async def test_a_tokenizer_that_fails_at_the_end_leaves_nothing_behind(llm: AsyncLLM, watcher: Watcher) -> None:
+    def fail(*arguments: object, **keywords: object) -> str:
+        raise RuntimeError("no text")
+
+    streams = [llm.stream(await llm.make_request(name, LONG, PARAMS)) for name in "abc"]
+    for stream in streams:
+        await anext(stream)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(llm.tokenizer), "decode", fail)
+        for stream in streams:
+            await stream.aclose()
+    assert llm.num_unfinished == 0
+    assert await say(llm, "a", "well again") == "well again"
 
 
 @with_llm

@@ -5,6 +5,7 @@ Owns: tokenising, checks against the model's limits, default sampling options. M
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import secrets
@@ -25,7 +26,9 @@ _BEGINNING = 16
 """Characters for each token that fits, of the text that is looked at first. What follows may merge with its last
 tokens, but not make half as many of them."""
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_write_request = msgspec.msgpack.Encoder(enc_hook=lambda unknown: None).encode
+_OWN_FIELDS = [field.name for field in dataclasses.fields(Request) if field.name != "sampling_params"]
+_write_request = msgspec.msgpack.Encoder(enc_hook=lambda unknown: [[]]).encode
+"""Writes what only Python knows as what no field takes but one of any type."""
 _read_request = msgspec.msgpack.Decoder(Request).decode
 _PROMPT_KEYS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 
@@ -113,9 +116,14 @@ class InputProcessor:
         if not (isinstance(request, Request) and isinstance(request.sampling_params, SamplingParams)):
             raise InvalidRequestError("request", "is no Request with SamplingParams; let make_request make it")
         try:
-            _read_request(_write_request(request))
+            read = _read_request(_write_request(request))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequestError("request", f"{error}; let make_request make it") from None
+        for name in _OWN_FIELDS:
+            if getattr(read, name) != getattr(request, name):
+                raise InvalidRequestError("request", f"{name} is of the wrong type; let make_request make it")
+        if request.max_tokens < 1:
+            raise InvalidRequestError("max_tokens", "must be at least 1")
         self._check_prompt(request.prompt_token_ids)
         self._check_params(request.sampling_params)
 

@@ -254,9 +254,8 @@ class OutputProcessor:
                 _note_times(state, completion, len(update.token_ids), now, first, gaps)
             try:
                 completion.take(update)
-            except Exception as error:  # a tokenizer's fault must not reach other requests
-                logger.exception("request %r: its output failed", state.request.request_id)
-                completion.fail(f"turning tokens into text failed: {error!r}")
+            except Exception as fault:
+                _contain(fault, completion)
             changed[state.request.request_id] = state
             if completion.finish_reason is not None:
                 del self._by_sequence[update.sequence_id]
@@ -275,7 +274,10 @@ class OutputProcessor:
             return None, []
         live = [c for c in state.completions if c.finish_reason is None]
         for completion in live:
-            completion.finish(FinishReason.ABORT if error is None else FinishReason.ERROR, error=error)
+            try:
+                completion.finish(FinishReason.ABORT if error is None else FinishReason.ERROR, error=error)
+            except Exception as fault:
+                _contain(fault, completion)
             del self._by_sequence[completion.sequence_id]
         self._end_if_finished(state)
         return state, [c.sequence_id for c in live]
@@ -284,6 +286,12 @@ class OutputProcessor:
         if all(c.finish_reason is not None for c in state.completions):
             state.finished_time = time.monotonic()
             del self._requests[state.request.request_id]
+
+
+def _contain(fault: Exception, completion: Completion) -> None:
+    """End what a tokenizer's fault befell, so that no other request meets it."""
+    logger.error("request %r: its output failed", completion.request.request_id, exc_info=fault)
+    completion.fail(f"turning tokens into text failed: {fault!r}")
 
 
 def _note_times(

@@ -88,7 +88,7 @@ class RemoteCore:
         """Raises `InvalidRequestError` if the request holds what cannot be sent."""
         try:
             self._send(wire.Add(request, tuple(sequence_ids)))
-        except (TypeError, OverflowError) as error:
+        except (TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError("extra_args", f"must be plain numbers, texts and lists: {error}") from None
         self._live.update(sequence_ids)
 

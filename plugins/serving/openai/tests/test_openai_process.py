@@ -171,6 +171,9 @@ def test_a_unix_socket(run, tmp_path) -> None:
         left_over.bind(str(path))
     process = run("--uds", str(path))
     assert process.address() == f"unix:{path}"
+    second = run("--uds", str(path), is_refused=True)
+    assert second.wait() == 2
+    assert "another server listens at" in second.errors()
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
         assert client.get("/health").status_code == 200
     process.signal(signal.SIGTERM)

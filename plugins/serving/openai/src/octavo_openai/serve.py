@@ -41,6 +41,8 @@ logger = logging.getLogger("octavo_openai")
 
 _BACKLOG = 2048
 _MAX_FILES = 2**20
+_KNOCK = 1.0
+"""Seconds that a server may take to let a caller in."""
 _LAST_WORDS = 2.0
 """Seconds in which a server whose engine died still says so."""
 
@@ -181,9 +183,7 @@ def listen(options: ServerOptions) -> Generator[socket.socket]:
         with _bound(options.host, options.port) as listener:
             yield listener
         return
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(options.uds).st_mode):  # left by a server that was killed
-            os.unlink(options.uds)
+    _remove_dead_socket(options.uds)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(options.uds)
         try:
@@ -191,6 +191,23 @@ def listen(options: ServerOptions) -> Generator[socket.socket]:
             yield listener
         finally:
             _forget_socket(options)
+
+
+def _remove_dead_socket(path: str) -> None:
+    """Make room where a server that was killed has left its socket. Raises `ConfigError` if one listens there."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(TimeoutError, BlockingIOError):
+        caller.settimeout(_KNOCK)
+        try:
+            caller.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigError(f"another server listens at {path}; stop it, or choose another path with --uds")
 
 
 def _bound(host: str, port: int) -> socket.socket:
