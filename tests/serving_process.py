@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def stream_post(body: dict[str, Any]) -> bytes:
     return raw_post("/v1/completions", json.dumps({**body, "stream": True}).encode())
 
 
-def read_events(connection: socket.socket) -> Iterator[dict[str, Any] | str]:
+def read_events(connection: socket.socket) -> Generator[dict[str, Any] | str]:
     """Data of the events of a stream up to `[DONE]` or an error."""
     with connection.makefile("rb") as lines:
         for line in lines:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -54,8 +54,8 @@ def start() -> Iterator[Callable[..., ServerProcess]]:
         one.close()
 
 
-def begin_stream(server: ServerProcess, **changes: Any) -> tuple[socket.socket, Iterator[dict[str, Any] | str]]:
-    """A stream that has begun."""
+def begin_stream(server: ServerProcess, **changes: Any) -> tuple[socket.socket, Generator[dict[str, Any] | str]]:
+    """A stream that has begun. Its connection is closed once the events are closed, too."""
     connection = server.connect()
     connection.sendall(stream_post({**LONG, **changes}))
     events = read_events(connection)
@@ -137,15 +137,18 @@ def test_the_second_signal_ends_it_at_once(start) -> None:
 
 def test_a_full_queue(start) -> None:
     server = start("--max-num-seqs", "1", "--max-queued-requests", "2")
-    streams = [server.connect() for _ in range(8)]
-    for connection in streams:
+    running, events = begin_stream(server, n=8)
+    waiting = [server.connect() for _ in range(3)]
+    for connection in waiting:
         connection.sendall(stream_post(LONG))
-    until(lambda: server.post("/v1/completions", LONG).status_code == 429, 5)
+    until(lambda: len(server.status()["sequences"]) == 8 + 3, 5)
     response = server.post("/v1/completions", LONG)
+    assert response.status_code == 429
     assert response.json()["error"]["code"] == "rate_limit_exceeded"
     assert int(response.headers["retry-after"]) > 0
     assert server.client.get("/health").status_code == 200
-    for connection in streams:
+    events.close()
+    for connection in (running, *waiting):
         connection.close()
     until(server.is_idle, 5)
     assert server.say("room again") == "room again"
