@@ -69,15 +69,13 @@ def test_the_engine_killed_in_mid_stream(start) -> None:
     waiting = ThreadPoolExecutor(1)
     whole = waiting.submit(server.post, "/v1/completions", LONG)
     until(lambda: len(server.status()["sequences"]) == 5, 5)
-    killed = time.monotonic()
     server.engine.kill()
+    until(lambda: server.client.get("/health").status_code == 503, 1)
     for connection, events in streams:
         *_, last = events
         assert last["error"]["type"], "no error came"
         connection.close()
     assert whole.result(5).status_code == 503
-    assert server.client.get("/health").status_code == 503
-    assert time.monotonic() - killed < 1.5
     assert server.post("/v1/completions", LONG).status_code == 503
     assert server.process.wait(10) == 1
     waiting.shutdown()
@@ -95,9 +93,10 @@ def test_the_server_killed_leaves_no_orphan(start, is_busy: bool) -> None:
 
 
 def test_a_signal_lets_running_requests_end(start) -> None:
-    server = start("--drain-timeout", "30")
-    wanted = {"prompt": "<say>" + "drained to the end " * 20 + "</say>", "max_tokens": 1000}
-    streams = [begin_stream(server, ignore_eos=False, **wanted) for _ in range(8)]
+    server = start("--drain-timeout", "120")
+    text = "drained to the end " * 60
+    wanted = {"prompt": f"<say>{text}</say>", "max_tokens": 1200}
+    streams = [begin_stream(server, ignore_eos=False, **wanted) for _ in range(4)]
     engine = server.engine
     server.process.send_signal(signal.SIGTERM)
     until(lambda: server.client.get("/health").status_code == 503, 5)
@@ -105,9 +104,9 @@ def test_a_signal_lets_running_requests_end(start) -> None:
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) > 0
     for connection, events in streams:
-        text = [event["choices"][0]["text"] for event in events if event != "[DONE]"]
-        assert ("drained to the end " * 20).endswith("".join(text))
-        assert len("".join(text)) > 300
+        rest = "".join(event["choices"][0]["text"] for event in events if event != "[DONE]")
+        assert text.endswith(rest)
+        assert len(rest) > 500
         connection.close()
     assert server.process.wait(10) == 0
     assert has_ended(engine)
@@ -235,10 +234,10 @@ def test_a_body_of_100_megabytes(server: ServerProcess) -> None:
         (b"", None),
         (b"nothing", None),
         (b'{"prompt": "\xff\xfe"}', None),
-        (b'{"prompt": "\\ud800"}', None),
+        (b'{"prompt": "\\ud800"}', "prompt"),
         (b"[" * 100_000, None),
         (b'{"a":' * 100_000, None),
-        (b'{"prompt": ' + b"9" * 10_000 + b"}", None),
+        (b'{"prompt": ' + b"9" * 10_000 + b"}", "prompt"),
         (json.dumps({"prompt": "x", "stop": ["s"] * 1_000_000}).encode(), "stop"),
         (json.dumps({"prompt": ["x"] * 100_000}).encode(), "prompt"),
         (json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(300_000)}}).encode(), "logit_bias"),
@@ -247,8 +246,8 @@ def test_a_body_of_100_megabytes(server: ServerProcess) -> None:
         (json.dumps({"prompt": "x", "min_tokens": 10**9, "max_tokens": None}).encode(), None),
         (json.dumps({"prompt": "word " * 1_000_000}).encode(), "prompt"),
         (json.dumps({"prompt": "x", "max_tokens": 1e12}).encode(), "max_tokens"),
-        (b'{"prompt": "x", "temperature": NaN}', None),
-        (b'{"prompt": "x", "temperature": 1e999}', None),
+        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (b'{"prompt": "x", "temperature": 1e999}', "temperature"),
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else str(value),
 )

@@ -199,17 +199,17 @@ def test_extra_arguments_are_a_mapping_by_name(value: object) -> None:
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 else "huge",
 )
 def test_huge_values_are_refused_at_once(name: str, value: object) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     refused(name, value)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_the_longest_lists_are_taken_at_once() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     ids = range(MAX_TOKEN_ID_ENTRIES)
     params = SamplingParams(logit_bias=dict.fromkeys(ids, 1), stop_token_ids=ids, stop=["a"] * MAX_STOP_STRINGS)
     assert len(params.logit_bias) == len(params.stop_token_ids) == MAX_TOKEN_ID_ENTRIES
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_fields_are_checked_against_each_other() -> None:

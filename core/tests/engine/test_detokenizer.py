@@ -328,8 +328,8 @@ def test_many_stop_strings_cost_the_same_as_one():
     stop = ["".join(rng.choice("abcdef") for _ in range(40)) for _ in range(256)]
     text = "".join(rng.choice("abcdef") for _ in range(20_000))
     matcher = StopStringMatcher(stop)
-    begin = time.perf_counter()
+    begin = time.process_time()
     shown = "".join(matcher.push(c)[0] for c in text)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert shown + matcher.flush() == text
     assert not re.search("|".join(stop), text)

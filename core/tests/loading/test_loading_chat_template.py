@@ -208,10 +208,10 @@ def test_the_sandbox_holds(template):
 def test_time_and_size_are_bounded(template, monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.3)
     made = ChatTemplate(template, {})
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InvalidRequestError, match="chat template"):
         made.render(HI, True, {})
-    assert time.monotonic() - start < 3
+    assert time.process_time() - start < 3
     assert ChatTemplate(CHATML, {}).render(HI, False, {}) == "<|im_start|>user\nhi<|im_end|>\n"  # then healthy
 
 

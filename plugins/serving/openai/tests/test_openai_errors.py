@@ -238,14 +238,32 @@ def test_null_is_the_same_as_left_out(server, path: str) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"{", b"nonsense", b"{}x", b"NaN", b'{"n": 1e999}', b"1" * 5000),
-        *(b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b"[" * 100_000, b'{"prompt": ' + b'{"a":' * 5000),
+        *(b"", b"{", b"nonsense", b"{}x", b"NaN", b"1" * 5000, b'{"prompt": NaN, ', b'{"\\ud800": 1}'),
+        *(b'{"prompt": "\xff"}', b"[" * 100_000, b'{"prompt": ' + b'{"a":' * 5000),
+        b'{"prompt": "' + b"x" * 100_000 + b'\\ud800"}',
     ],
     ids=lambda raw: repr(raw[:20]),
 )
 def test_bodies_that_are_no_json(server, raw: bytes) -> None:
     response = server.client.post(TEXT, content=raw, headers={"content-type": "application/json"})
     refused(response, 400, None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"temperature": 1e999}', "temperature"),
+        (b'{"temperature": NaN}', "temperature"),
+        (b'{"temperature": -Infinity}', "temperature"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "n"),
+        (b'{"prompt": "x\\udfff"}', "prompt"),
+        (b'{"prompt": "\\ud83d\\ude00", "stop": ["a", "\\ude00\\ud83d"]}', "stop[1]"),
+        (b'{"logit_bias": {"5": 1e400}}', "logit_bias.5"),
+    ],
+)
+def test_values_that_nothing_can_hold(server, raw: bytes, param: str) -> None:
+    response = server.client.post(TEXT, content=raw, headers={"content-type": "application/json"})
+    refused(response, 400, param, "invalid_value")
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"3", b'"prompt"', b"null"])

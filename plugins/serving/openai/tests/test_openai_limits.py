@@ -195,7 +195,7 @@ def test_a_request_that_takes_too_long(start) -> None:
     server.until_idle(seconds=3)
     lines = server.post(TEXT, **LONG, n=8, stream=True).text.strip().split("\n\n")
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
-    assert "[DONE]" not in lines[-2]
+    assert not any("[DONE]" in line for line in lines)
     server.until_idle(seconds=3)
     assert server.post(TEXT, prompt="x").status_code == 200
 
@@ -271,7 +271,7 @@ def test_a_long_prompt_does_not_hold_others_up(server) -> None:
     thread.start()
     num_meanwhile = 0
     while thread.is_alive():
-        num_meanwhile += httpx.get(f"{server.url}/health").status_code == 200
+        num_meanwhile += server.client.get("/health").status_code == 200
     thread.join()
     assert answers == [200]
     assert num_meanwhile > 10

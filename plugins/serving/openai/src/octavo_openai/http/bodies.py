@@ -6,6 +6,9 @@ Owns: decoding, and what becomes of unknown fields. Must never know: which recor
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -19,6 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
 
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_MAX_SEARCHED_BYTES = 1 << 16
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 
 
@@ -30,7 +34,7 @@ def decode_body(raw: bytes, kind: type[T], max_items: int) -> tuple[T, list[str]
     try:
         tree = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-        raise APIError(400, f"the body is not JSON that can be read: {error}", code="invalid_json") from None
+        raise _unreadable(raw, error) from None
     check_items(tree, max_items)
     try:
         record = msgspec.convert(tree, kind, str_keys=True)
@@ -55,6 +59,30 @@ def required(value: V | None, path: str) -> V:
 
 def _missing(path: str) -> APIError:
     return APIError(400, f"{path}: is required", param=path, code="missing_field")
+
+
+def _unreadable(raw: bytes, error: Exception) -> APIError:
+    """Names the field where nothing but its value is at fault, unless the body is so long that this takes long."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if len(raw) <= _MAX_SEARCHED_BYTES:
+            for path, fault in _unusable(json.loads(raw, parse_int=float), ""):
+                return APIError(400, f"{path or 'the body'}: {fault}", param=path or None, code="invalid_value")
+    return APIError(400, f"the body is not JSON that can be read: {error}", code="invalid_json")
+
+
+def _unusable(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Where a tree holds what a text can say but nothing can hold, and what it is."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _unusable(name, path)
+            yield from _unusable(below, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for i, below in enumerate(value):
+            yield from _unusable(below, f"{path}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, "the number is out of range or not finite"
+    elif isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        yield path, "the text holds half of a surrogate pair"
 
 
 def _invalid(error: msgspec.ValidationError) -> APIError:
