@@ -39,6 +39,8 @@ _SCHEMA = {
 }
 _GROWTH = 1.10
 """How much more memory the second half may need than the first."""
+_WARM = 30.0
+"""Seconds after which all that is loaded on first use has been; a shorter run says nothing of growth."""
 _SETTLE = 5.0
 """Seconds that a client's going may take to reach the last corner."""
 
@@ -184,7 +186,7 @@ async def load(server: Process, arguments: argparse.Namespace) -> tuple[dict[str
     delays = json.loads(last)["event_loop_delays"]
     warm = memory[len(memory) // 4 :]
     half = len(warm) // 2
-    growth = max(warm[half:]) / max(warm[:half]) if half else 1.0
+    growth = max(warm[half:]) / max(warm[:half]) if arguments.seconds > _WARM else 1.0
     result = {
         "requests": dict(tally.counts),
         "chunks": tally.num_chunks,

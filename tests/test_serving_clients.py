@@ -200,7 +200,7 @@ def test_schemathesis_finds_no_server_error(tmp_path: Path) -> None:
     server = ServerProcess("--max-num-seqs", "32", "--no-log-requests")
     try:
         command = ["-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error"]
-        options = ["--max-examples", "20", "--seed", "7", "--request-timeout", "20", "--no-color"]
+        options = ["--max-examples", "20", "--seed", "7", "--request-timeout", "120", "--no-color"]
         done = subprocess.run(
             [sys.executable, *command, *options],
             capture_output=True,

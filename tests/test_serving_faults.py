@@ -63,12 +63,18 @@ def begin_stream(server: ServerProcess, **changes: Any) -> tuple[socket.socket, 
     return connection, events
 
 
+def event_loop_seconds(server: ServerProcess) -> float:
+    """CPU time of the thread that answers."""
+    pid = server.process.pid
+    return next(t.user_time + t.system_time for t in psutil.Process(pid).threads() if t.id == pid)
+
+
 def test_the_engine_killed_in_mid_stream(start) -> None:
-    server = start()
-    streams = [begin_stream(server) for _ in range(4)]
+    server = start("--last-words", "10")
+    streams = [begin_stream(server, n=8) for _ in range(4)]
     waiting = ThreadPoolExecutor(1)
-    whole = waiting.submit(server.post, "/v1/completions", LONG)
-    until(lambda: len(server.status()["sequences"]) == 5, 5)
+    whole = waiting.submit(server.post, "/v1/completions", {**LONG, "n": 8})
+    until(lambda: len(server.status()["sequences"]) == 5 * 8, 5)
     server.engine.kill()
     until(lambda: server.client.get("/health").status_code == 503, 1)
     for connection, events in streams:
@@ -77,7 +83,7 @@ def test_the_engine_killed_in_mid_stream(start) -> None:
         connection.close()
     assert whole.result(5).status_code == 503
     assert server.post("/v1/completions", LONG).status_code == 503
-    assert server.process.wait(10) == 1
+    assert server.process.wait(20) == 1
     waiting.shutdown()
 
 
@@ -98,11 +104,14 @@ def test_a_signal_lets_running_requests_end(start) -> None:
     wanted = {"prompt": f"<say>{text}</say>", "max_tokens": 1200}
     streams = [begin_stream(server, ignore_eos=False, **wanted) for _ in range(4)]
     engine = server.engine
-    server.process.send_signal(signal.SIGTERM)
-    until(lambda: server.client.get("/health").status_code == 503, 5)
-    refused = server.post("/v1/completions", LONG)
-    assert refused.status_code == 503
-    assert int(refused.headers["retry-after"]) > 0
+    with server.connect(receive_buffer=4096) as unread:  # so that it cannot end before it has been looked at
+        unread.sendall(stream_post({**LONG, "n": 8, "logprobs": 5}))
+        until(lambda: len(server.status()["sequences"]) >= 8, 5)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.client.get("/health").status_code == 503, 5)
+        refused = server.post("/v1/completions", LONG)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
     for connection, events in streams:
         rest = "".join(event["choices"][0]["text"] for event in events if event != "[DONE]")
         assert text.endswith(rest)
@@ -114,7 +123,7 @@ def test_a_signal_lets_running_requests_end(start) -> None:
 
 def test_what_does_not_end_in_time_is_told_so(start) -> None:
     server = start("--drain-timeout", "0.3")
-    connection, events = begin_stream(server)
+    connection, events = begin_stream(server, n=8)
     server.process.send_signal(signal.SIGTERM)
     *_, last = events
     assert last["error"]["code"] == "draining"
@@ -124,7 +133,7 @@ def test_what_does_not_end_in_time_is_told_so(start) -> None:
 
 def test_the_second_signal_ends_it_at_once(start) -> None:
     server = start("--drain-timeout", "60")
-    connection, _ = begin_stream(server)
+    connection, _ = begin_stream(server, n=8)
     engine = server.engine
     server.process.send_signal(signal.SIGINT)
     until(lambda: server.client.get("/health").status_code == 503, 5)
@@ -179,9 +188,9 @@ def test_many_idle_connections(server: ServerProcess) -> None:
     memory = psutil.Process(server.process.pid).memory_info().rss
     idle = [server.connect() for _ in range(wanted)]
     try:
-        started = time.monotonic()
+        before_it = event_loop_seconds(server)
         assert server.say("still quick") == "still quick"
-        assert time.monotonic() - started < 5
+        assert event_loop_seconds(server) - before_it < 1.0
         assert psutil.Process(server.process.pid).memory_info().rss - memory < 400 * 2**20
         until(lambda: open_files(server.process.pid) < 200, 30)  # they had their time to send something
     finally:
@@ -252,27 +261,12 @@ def test_a_body_of_100_megabytes(server: ServerProcess) -> None:
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else str(value),
 )
 def test_hostile_bodies_get_an_error_and_the_server_stays_quick(server: ServerProcess, data: bytes, field) -> None:
-    health: list[float] = []
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            started = time.monotonic()
-            assert server.client.get("/health").status_code == 200
-            health.append(time.monotonic() - started)
-            time.sleep(0.02)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        status, error = answer_to(server, raw_post("/v1/completions", data))
-    finally:
-        done.set()
-        watcher.join()
+    before = event_loop_seconds(server)
+    status, error = answer_to(server, raw_post("/v1/completions", data))
+    assert event_loop_seconds(server) - before < 1.0, "others wait as long"
     assert status in (400, 413), error
     if field is not None:
         assert error["param"] == field, error
-    assert max(health) < 2.0
     assert server.say("as before") == "as before"
 
 

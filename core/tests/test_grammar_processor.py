@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
-from octavo import SamplingParams, StructuredOutputsParams
+from octavo import SamplingParams, StructuredOutputsParams, grammar
 from octavo.config import StructuredOutputsConfig
 from octavo.errors import InvalidRequestError
 from octavo.grammar import GrammarCache, GrammarProcessor
@@ -252,8 +253,9 @@ def test_compilations_that_nobody_waits_for_are_dropped_and_an_engine_that_ends_
     for i in range(40):
         llm.engine.add_request(f"r{i}", [5], guided([f"A{i}"]))
     llm.engine.step()
-    num_begun = len(plugin.compiled)
-    assert num_begun < 20
+    num_begun = grammar._NUM_COMPILE_THREADS
+    while len(plugin.compiled) < num_begun:
+        time.sleep(0.001)
     for i in range(40):
         llm.engine.abort_request(f"r{i}")
     llm.shutdown()

@@ -39,9 +39,12 @@ def start(setup):
         if what == "spin":
             while True:
                 pass
-        if what == "threads":
+        if what == "thread":
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-            time.sleep(600)
+        if what == "relegated":
+            while os.sched_getscheduler(threading.get_native_id()) != os.SCHED_IDLE:
+                time.sleep(0.01)
+            return str(os.getpid()).encode()
         if what == "allocate":
             return str(len(bytearray(int(argument)))).encode()
         if what == "print":
@@ -148,6 +151,7 @@ def test_long_jobs_do_not_hold_up_brief_ones(make_trials, monkeypatch) -> None:
 def test_a_job_that_hangs_loses_priority_and_is_killed_at_its_limit(make_trials, monkeypatch) -> None:
     trials = make_trials(cpu_seconds=0.5)
     pid = int(ask(trials, "pid"))
+    ask(trials, "thread")
     assert set(policies(pid)) == {0}
     monkeypatch.setattr(trial, "_BRIEF_SECONDS", BRIEF_SECONDS)
     monkeypatch.setattr(trial, "_PATIENCE", PATIENCE)
@@ -158,7 +162,7 @@ def test_a_job_that_hangs_loses_priority_and_is_killed_at_its_limit(make_trials,
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    assert ending(trials, "threads") == (Ending.WALL_TIME, -signal.SIGKILL)
+    assert ending(trials, "sleep 600") == (Ending.WALL_TIME, -signal.SIGKILL)
     watcher.join()
     assert seen == [True], "all threads of the child"
     assert trials.pids == []
@@ -178,7 +182,7 @@ def test_a_child_that_lost_priority_is_not_used_again(make_trials, monkeypatch) 
     trials = make_trials()
     with monkeypatch.context() as patched:
         patched.setattr(trial, "_BRIEF_SECONDS", 0.1)
-        slow = int(ask(trials, "sleep 1.0"))
+        slow = int(ask(trials, "relegated"))
     assert trials.pids == []
     assert ended(slow)
     quick = int(ask(trials, "pid"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -31,6 +32,8 @@ from octavo.testing.echo_model import echo_config
 PARAMS = SamplingParams(max_tokens=64)
 LONG = "<say>" + "on and on " * 100 + "</say>"
 LASTING = SamplingParams(max_tokens=3000, ignore_eos=True)
+shared_processes: list[psutil.Process] = []
+"""Of engines that several tests use."""
 
 
 @pytest.fixture(scope="module", params=[start_process, start_thread], ids=["process", "thread"])
@@ -38,6 +41,7 @@ def remote(request) -> Iterator[LLMEngine]:
     config = echo_config()
     extensions = load_extensions(config, plugins=[echo_model])
     engine = build_engine(config, extensions, request.param(config, extensions, [echo_model]))
+    shared_processes.extend(engine_processes())
     yield engine
     engine.check_integrity()
     engine.shutdown()
@@ -176,8 +180,13 @@ def test_a_module_that_only_this_process_finds_is_found_there_too(tmp_path, monk
 
 
 def engine_processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [p for p in children if p.is_running() and "octavo.engine.process" in " ".join(p.cmdline())]
+    """But for shared ones."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "octavo.engine.process" in " ".join(child.cmdline()) and child not in shared_processes:
+                found.append(child)
+    return found
 
 
 def test_a_killed_core_is_noticed_and_says_so() -> None:
@@ -221,16 +230,18 @@ def test_a_killed_parent_takes_its_core_along(tmp_path: Path, busy: bool) -> Non
     assert parent.stdout is not None
     core = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
-    parent.communicate()
     core_ends_within(core, seconds=2.0)
+    parent.communicate()
     assert not list(tmp_path.glob("octavo-*/engine")), "a socket is left over"
 
 
 def core_ends_within(core: psutil.Process, seconds: float) -> None:
     for _ in range(round(seconds / 0.01)):  # so often, not so long: a busy machine takes longer
-        if not core.is_running() or core.status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.01)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if core.is_running() and core.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+                continue
+        return
     raise AssertionError("the core outlives its parent")
 
 
@@ -248,8 +259,7 @@ def test_an_idle_core_sleeps(idle_seconds: Callable[[psutil.Process, float], flo
     with LLM.from_config(echo_config(), [echo_model], in_process=False) as llm:
         llm.generate("<say>warm</say>")
         (process,) = engine_processes()
-        time.sleep(0.2)
-        assert idle_seconds(process, 1.0) < 0.02
+        assert any(idle_seconds(process, 1.0) < 0.02 for _ in range(5)), "at first it may have something to do"
 
 
 @pytest.fixture

@@ -210,8 +210,8 @@ def test_waiting_sleeps_until_something_is_ready() -> None:
     timer = threading.Timer(0.05, later.set_result, [None])
     timer.start()
     started = time.perf_counter()
-    assert [a.sequence_id for a in setup.chain.poll(5)] == [1]
-    assert time.perf_counter() - started < 4
+    assert [a.sequence_id for a in setup.chain.poll(60)] == [1]
+    assert time.perf_counter() - started < 50
     timer.join()
 
 

@@ -6,11 +6,11 @@ Owns: `AsyncLLM`. Must never know: HTTP, how the engine works.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
@@ -164,7 +164,7 @@ class AsyncLLM:
 
     async def complete(self, request: Request) -> RequestOutput:
         """The whole output, once the request has ended. Cancelling the task aborts the request. Raises as `stream`."""
-        async with aclosing(self._run(request, OutputKind.FINAL)) as outputs:
+        async with contextlib.aclosing(self._run(request, OutputKind.FINAL)) as outputs:
             return await anext(outputs)
 
     async def inspect(self) -> EngineSnapshot:
@@ -243,7 +243,7 @@ class AsyncLLM:
 
     def _watch(self) -> None:
         ending = self._core.wait_ended()
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_ended, ending)
 
     def _on_ended(self, ending: str) -> None:

@@ -102,7 +102,7 @@ def test_racing_processes_compile_once(monkeypatch, tmp_path):
     racers = [context.Process(target=_build, args=(str(tmp_path / "cache"), results)) for _ in range(3)]
     for racer in racers:
         racer.start()
-    paths = {results.get(timeout=120) for _ in racers}
+    paths = {results.get(timeout=280) for _ in racers}
     for racer in racers:
         racer.join()
     assert len(paths) == 1

@@ -102,6 +102,7 @@ def test_the_digest_is_remembered_only_for_settled_files(path, monkeypatch):
     monkeypatch.setattr(cache.hashlib, "file_digest", lambda *a: hashed.append(1) or original(*a))
     GGUFSource(path)
     assert not hashed
+    monkeypatch.setattr(cache, "_SETTLED_SECONDS", 600)
     os.utime(path, (time.time(), time.time()))
     GGUFSource(path)
     GGUFSource(path)

@@ -26,7 +26,7 @@ class ThreadWorld:
     """Ranks that are threads of one process, meeting at a barrier."""
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size, timeout=20)
+        self.barrier = threading.Barrier(world_size, timeout=120)
         self.parts: list[torch.Tensor | None] = [None] * world_size
 
     def exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:

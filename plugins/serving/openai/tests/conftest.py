@@ -7,6 +7,7 @@ model says what the test wants anyway. `<<name|{"json": …}>>` calls a tool; `(
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 import sys
@@ -121,7 +122,7 @@ class FreeGrammar:
     def attach(self, sequence: SequenceView) -> bool:
         wanted = sequence.request.sampling_params.structured_outputs
         if wanted is not None and BAD_GRAMMAR in wanted.source:
-            time.sleep(0.3 if "slow" in wanted.source else 0)
+            time.sleep(1.5 if "slow" in wanted.source else 0)
             raise InvalidRequestError("structured_outputs", "no such grammar")
         return True
 
@@ -385,15 +386,18 @@ def start() -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def broken_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is streamed fails, by a fault that nobody foresaw, where its last output would come."""
+    """Whatever is streamed fails, by a fault that nobody foresaw, in place of its last output, but after its first."""
     stream = AsyncLLM.stream
 
     async def break_off(self: AsyncLLM, *args: Any, **keywords: Any) -> AsyncGenerator[Any, None]:
+        has_begun = False
         async with aclosing(stream(self, *args, **keywords)) as outputs:
             async for output in outputs:
-                if output.finished:
+                if output.finished and has_begun:
                     raise ArithmeticError("half way")
-                yield output
+                has_begun = True
+                yield dataclasses.replace(output, finished=False)
+        raise ArithmeticError("half way")
 
     monkeypatch.setattr(AsyncLLM, "stream", break_off)
 

@@ -171,7 +171,8 @@ def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_arguments_are_streamed_as_they_come(server) -> None:
-    events = server.named_events(PATH, messages=user(f"<say>{LISTED}</say>"), max_tokens=500, **ANY)
+    listed = LISTED.replace("Ås", "Ås" * 200)
+    events = server.named_events(PATH, messages=user(f"<say>{listed}</say>"), max_tokens=800, **ANY)
     assert sum(event.get("delta", {}).get("type") == "input_json_delta" for event in events) > 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -71,11 +70,11 @@ class Process:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(120)
 
     def errors(self) -> str:
         assert self.process.stderr is not None
-        self.process.wait(30)
+        self.process.wait(120)
         return self.process.stderr.read()
 
     def close(self) -> None:
@@ -99,11 +98,6 @@ def run() -> Iterator[Callable[..., Process]]:
         process.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -114,9 +108,9 @@ def until(condition: Callable[[], object]) -> None:
 def test_the_log_as_json_holds_no_text_of_anybody(run) -> None:
     process = run("--log-format", "json")
     url = process.address()
-    assert httpx.get(f"{url}/health").status_code == 200
-    httpx.post(f"{url}/v1/completions", json=LONG, headers={"x-request-id": "mine"})
-    httpx.post(f"{url}/v1/completions", json={**LONG, "n": 0})
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+    httpx.post(f"{url}/v1/completions", json=LONG, headers={"x-request-id": "mine"}, timeout=60)
+    httpx.post(f"{url}/v1/completions", json={**LONG, "n": 0}, timeout=60)
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
     errors = process.errors()
@@ -139,7 +133,7 @@ def test_the_log_as_json_holds_no_text_of_anybody(run) -> None:
 )
 def test_the_log_tells_the_throughput(run, flags: list[str], is_told: bool) -> None:
     process = run("--log-format", "json", "--log-stats-interval", "1000", *flags)
-    httpx.post(f"{process.address()}/v1/completions", json=LONG)
+    httpx.post(f"{process.address()}/v1/completions", json=LONG, timeout=60)
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
     lines = [line for line in map(json.loads, process.errors().splitlines()) if line["message"] == "throughput"]
@@ -151,19 +145,19 @@ def test_the_log_tells_the_throughput(run, flags: list[str], is_told: bool) -> N
         assert "draft_acceptance_percent" not in line
 
 
-def test_it_answers_while_the_model_is_loaded(run, monkeypatch) -> None:
+def test_it_answers_while_the_model_is_loaded(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SECONDS_BEFORE_LOADING", "60")
-    port = free_port()
-    process = run("--port", str(port))
-    first = None
-    while first is None:
-        with contextlib.suppress(httpx.TransportError):
-            first = httpx.get(f"http://127.0.0.1:{port}/health")
-    assert (first.status_code, first.json()["error"]["code"]) == (503, "model_loading")
-    assert httpx.get(f"http://127.0.0.1:{port}/version").status_code == 200
-    for path, body in (("completions", LONG), ("chat/completions", {"messages": []})):
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+    path = tmp_path / "server.sock"
+    process = run("--uds", str(path))
+    until(path.exists)
+    transport = httpx.HTTPTransport(uds=str(path), retries=5)  # it may not listen yet
+    with httpx.Client(transport=transport, base_url="http://x", timeout=60) as client:
+        first = client.get("/health")
+        assert (first.status_code, first.json()["error"]["code"]) == (503, "model_loading")
+        assert client.get("/version").status_code == 200
+        for path, body in (("completions", LONG), ("chat/completions", {"messages": []})):
+            answer = client.post(f"/v1/{path}", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 

@@ -36,11 +36,11 @@ def test_a_record_goes_in_and_a_record_comes_out(server: Server) -> None:
 
 
 def test_a_stream_has_an_event_for_each_record(server: Server) -> None:
-    with server.client.stream("POST", SHOUTS, json={"text": "the inn" * 40, "tokens": 160}) as response:
+    with server.client.stream("POST", SHOUTS, json={"text": "the inn" * 150, "tokens": 600}) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         events = [json.loads(event.removeprefix("data: ")) for event in response.read().decode().split("\n\n")[:-1]]
     assert len(events) > 1
-    assert "".join(event["text"] for event in events) == "THE INN" * 40
+    assert "".join(event["text"] for event in events) == "THE INN" * 150
 
 
 def test_parameters_of_the_path_headers_and_other_content(server: Server) -> None:

@@ -67,10 +67,11 @@ class Collector:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy between the tests and their collectors, no settings of OpenTelemetry from outside."""
+    """No proxy between the tests and their collectors, no settings of OpenTelemetry from outside, one batch a test."""
     for name in os.environ:
         if name.startswith("OTEL_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
 
 
 @pytest.fixture

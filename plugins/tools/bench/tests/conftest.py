@@ -32,6 +32,8 @@ class FakeServer:
         self.silent = threading.Event()
         """Set once `wanted_silent` requests wait in vain."""
         self.wanted_silent = 1
+        self.wanted_together = 1
+        self._are_together = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve)
         self._ready = threading.Event()
@@ -70,8 +72,8 @@ class FakeServer:
         return web.json_response(self.models)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        index = len(self.bodies)
         body = await request.json()
+        index = len(self.bodies)
         self.bodies.append(body)
         self.headers.append(request.headers)
         self.paths.append(request.path)
@@ -115,6 +117,13 @@ class FakeServer:
 
     async def linger(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.01)  # so that requests which may be in flight together are
+        return await self.answer(request, body)
+
+    async def together(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Answers once `wanted_together` requests are in flight."""
+        if self.in_flight == self.wanted_together:
+            self._are_together.set()
+        await self._are_together.wait()
         return await self.answer(request, body)
 
     async def never(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -126,9 +126,8 @@ def test_usage_may_stand_in_chunks_with_text(measure: Measure, fake_server) -> N
     fake_server.behaviours = lambda index: "usage_with_text"
     code, record, _ = measure()
     assert code == 0
-    assert [one["num_output_tokens"] for one in record["requests"]] == [
-        body["max_tokens"] for body in fake_server.bodies
-    ]
+    told = sorted(one["num_output_tokens"] for one in record["requests"])
+    assert told == sorted(body["max_tokens"] for body in fake_server.bodies), "which came in any order"
 
 
 def test_without_usage_tokens_are_unknown(measure: Measure, fake_server) -> None:
@@ -182,10 +181,10 @@ def test_failures_are_counted_by_kind(measure: Measure, fake_server, behaviour: 
 
 def test_a_server_that_never_answers_one_of_ten_does_not_hang_the_run(measure: Measure, fake_server) -> None:
     fake_server.behaviours = lambda index: {4: "nothing", 14: "never"}.get(index, "answer")
-    code, record, err = measure("--num-prompts", "20", "--timeout", "0.3")
+    code, record, err = measure("--num-prompts", "20", "--timeout", "3")
     assert (code, record["results"]["num_completed"]) == (1, 18)
     assert record["results"]["failures"] == {"timeout": 2}
-    assert "no whole answer within 0.3 s" in err
+    assert "no whole answer within 3 s" in err
 
 
 def test_a_server_that_leaves_answers_open_after_their_end_is_no_failure(
@@ -214,7 +213,8 @@ def test_never_more_in_flight_than_may_be(measure: Measure, fake_server, cap: in
 
 
 def test_all_at_once_are_all_in_flight(measure: Measure, fake_server) -> None:
-    fake_server.behaviours = lambda index: "linger"
+    fake_server.behaviours = lambda index: "together"
+    fake_server.wanted_together = 12
     _, record, err = measure("--num-prompts", "12")
     assert fake_server.peak == record["results"]["peak_concurrency"] == 12
     assert record["client"]["held_back"] is None
@@ -320,7 +320,8 @@ def test_messages_of_a_file_go_to_the_chat(run: Run, fake_server, tmp_path: Path
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
     file.write_text(json.dumps({"messages": messages}) + '\n{"prompt": "z"}\n')
     assert run("--dataset-path", str(file), "--endpoint", "chat", "--num-warmups", "0")[0] == 0
-    assert [body["messages"] for body in fake_server.bodies] == [messages, [{"role": "user", "content": "z"}]]
+    both = [body["messages"] for body in fake_server.bodies]
+    assert sorted(both, key=len) == [[{"role": "user", "content": "z"}], messages]
     code, _, err = run("--dataset-path", str(file))
     assert (code, "line 1: messages need --endpoint chat" in err) == (2, True)
     file.write_text('{"prompt_token_ids": [3]}')

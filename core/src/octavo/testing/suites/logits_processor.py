@@ -23,7 +23,7 @@ from octavo.testing.suites.subject import PluginSuite, footprint, sequence
 Work = Sequence[tuple[RunnerSequence, Sequence[int]]]
 """Sequences, each with its drafts."""
 NUM_DRAFTS = 3
-WAIT = 30.0
+WAIT = 200.0
 """Seconds for background work."""
 
 

@@ -27,9 +27,9 @@ class Compiled:
 
     def __init__(self, compile_again: Callable[[], LLMatcher], is_text: np.ndarray, num_bytes: int) -> None:
         """`is_text` [vocab_size] bool: whether each token id is text."""
-        began = time.perf_counter()
+        began = time.thread_time()
         self.at_start = compile_again()
-        self._may_renew = time.perf_counter() - began < _MAX_RENEWAL_SECONDS
+        self._may_renew = time.thread_time() - began < _MAX_RENEWAL_SECONDS
         self._compile_again, self.is_text, self.num_bytes = compile_again, is_text, num_bytes
 
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
