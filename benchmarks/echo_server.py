@@ -56,9 +56,9 @@ def main() -> int:
     add_flags(parser)
     parser.add_argument("--max-num-seqs", type=int, default=128)
     parser.add_argument("--num-blocks", type=int, default=8192)
-    parser.add_argument("--last-words", type=float, default=serving._LAST_WORDS, help="seconds it outlives its engine")
+    parser.add_argument("--last-words", type=float, default=serving.LAST_WORDS, help="seconds it outlives its engine")
     arguments = parser.parse_args()
-    serving._LAST_WORDS = arguments.last_words
+    serving.LAST_WORDS = arguments.last_words
     arguments.engine_config = echo_model.echo_config(
         max_num_seqs=arguments.max_num_seqs, num_blocks=arguments.num_blocks
     )

@@ -43,7 +43,7 @@ _BACKLOG = 2048
 _MAX_FILES = 2**20
 _KNOCK = 1.0
 """Seconds that a server may take to let a caller in."""
-_LAST_WORDS = 2.0
+LAST_WORDS = 2.0
 """Seconds in which a server whose engine died still says so."""
 
 
@@ -129,7 +129,7 @@ async def _until_end(app: Application, llm: AsyncLLM, stopping: asyncio.Task[boo
         await asyncio.wait((draining, ended), return_when=asyncio.FIRST_COMPLETED)
         return 0
     logger.error("%s", llm.error)
-    await asyncio.sleep(_LAST_WORDS)
+    await asyncio.sleep(LAST_WORDS)
     return 1
 
 
