@@ -254,8 +254,11 @@ def test_compilations_that_nobody_waits_for_are_dropped_and_an_engine_that_ends_
         llm.engine.add_request(f"r{i}", [5], guided([f"A{i}"]))
     llm.engine.step()
     num_begun = grammar._NUM_COMPILE_THREADS
-    while len(plugin.compiled) < num_begun:
+    for _ in range(20_000):
+        if len(plugin.compiled) == num_begun:
+            break
         time.sleep(0.001)
+    assert len(plugin.compiled) == num_begun
     for i in range(40):
         llm.engine.abort_request(f"r{i}")
     llm.shutdown()

@@ -69,11 +69,9 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="scheduling poli
 
 @pytest.fixture
 def make_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Trials over `CHILD`, which end with the test. Nothing loses priority on a busy machine unless a test wants it."""
+    """Trials over `CHILD`, which end with the test."""
     (tmp_path / "trial_child.py").write_text(textwrap.dedent(CHILD))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(trial, "_BRIEF_SECONDS", 60.0)
-    monkeypatch.setattr(trial, "_PATIENCE", 200.0)
     made = []
 
     def make(cpu_seconds: float = 10.0, max_bytes: int = 2**30, max_children: int = 2) -> Trials:

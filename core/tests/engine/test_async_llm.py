@@ -21,7 +21,6 @@ from octavo.testing.echo_model import echo_config
 LONG = "<say>" + "on and on " * 100 + "</say>"
 PARAMS = SamplingParams(max_tokens=1000)
 LASTING = SamplingParams(max_tokens=3000, ignore_eos=True)
-"""With LONG it takes seconds."""
 
 
 class Watcher(Observer):

@@ -180,7 +180,7 @@ def test_a_module_that_only_this_process_finds_is_found_there_too(tmp_path, monk
 
 
 def engine_processes() -> list[psutil.Process]:
-    """But for shared ones."""
+    """Those of engines that only one test uses."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -259,7 +259,8 @@ def test_an_idle_core_sleeps(idle_seconds: Callable[[psutil.Process, float], flo
     with LLM.from_config(echo_config(), [echo_model], in_process=False) as llm:
         llm.generate("<say>warm</say>")
         (process,) = engine_processes()
-        assert any(idle_seconds(process, 1.0) < 0.02 for _ in range(5)), "at first it may have something to do"
+        # at first it may have something to do
+        assert any(idle_seconds(process, 1.0) < 0.02 for _ in range(5))
 
 
 @pytest.fixture

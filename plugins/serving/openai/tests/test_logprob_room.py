@@ -31,7 +31,7 @@ LONG: dict[str, dict[str, Any]] = {
 
 
 def is_free(server) -> bool:
-    """Whether no answer takes any room: only then is there room for any number."""
+    """Whether no answer takes any room."""
     return server.service._num_logprob_entries == 0
 
 

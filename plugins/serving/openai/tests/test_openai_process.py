@@ -147,10 +147,10 @@ def test_the_log_tells_the_throughput(run, flags: list[str], is_told: bool) -> N
 
 def test_it_answers_while_the_model_is_loaded(run, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SECONDS_BEFORE_LOADING", "60")
-    path = tmp_path / "server.sock"
-    process = run("--uds", str(path))
-    until(path.exists)
-    transport = httpx.HTTPTransport(uds=str(path), retries=5)  # it may not listen yet
+    address = tmp_path / "server.sock"
+    process = run("--uds", str(address))
+    until(address.exists)
+    transport = httpx.HTTPTransport(uds=str(address), retries=5)  # it may not listen yet
     with httpx.Client(transport=transport, base_url="http://x", timeout=60) as client:
         first = client.get("/health")
         assert (first.status_code, first.json()["error"]["code"]) == (503, "model_loading")

@@ -162,12 +162,14 @@ def test_continuous_usage_rises(server, path: str) -> None:
     body: dict[str, Any] = {"prompt": say} if path == TEXT else {"messages": [{"role": "user", "content": say}]}
     body["max_tokens"] = 1000
     options = {"include_usage": True, "continuous_usage_stats": True}
-    num_tokens = 0
+    num_tokens, counts = 0, [0]
     for event in server.events(path, **body, stream_options=options, return_token_ids=True):
         added = sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
         num_tokens += added
-        assert event["usage"]["completion_tokens"] == num_tokens or not added
-    assert num_tokens == 501
+        counts.append(event["usage"]["completion_tokens"])
+        assert counts[-1] == num_tokens or not added
+    assert counts == sorted(counts)
+    assert counts[-1] == num_tokens == 501
 
 
 def test_usage_in_every_stream(start) -> None:

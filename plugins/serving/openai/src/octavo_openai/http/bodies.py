@@ -23,6 +23,7 @@ V = TypeVar("V")
 
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _MAX_SEARCHED_BYTES = 1 << 16
+"""A body in which a bad value is looked for, which takes up to 30 ms in the event loop."""
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 
 
@@ -64,9 +65,10 @@ def _missing(path: str) -> APIError:
 def _unreadable(raw: bytes, error: Exception) -> APIError:
     """Names the field where nothing but its value is at fault, unless the body is so long that this takes long."""
     with contextlib.suppress(ValueError, RecursionError):
-        if len(raw) <= _MAX_SEARCHED_BYTES:
-            for path, fault in _unusable(json.loads(raw, parse_int=float), ""):
-                return APIError(400, f"{path or 'the body'}: {fault}", param=path or None, code="invalid_value")
+        tree = json.loads(raw.decode(), parse_int=float) if len(raw) <= _MAX_SEARCHED_BYTES else None
+        if found := next(_unusable(tree, ""), None):
+            path, fault = found
+            return APIError(400, f"{path or 'the body'}: {fault}", param=path or None, code="invalid_value")
     return APIError(400, f"the body is not JSON that can be read: {error}", code="invalid_json")
 
 
