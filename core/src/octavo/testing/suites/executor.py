@@ -31,7 +31,7 @@ from octavo.testing.suites.subject import PluginSuite, no_errors_logged, sequenc
 from octavo.testing.table_model import VOCAB_SIZE
 from octavo.testing.workload import Job, run_jobs
 
-PATIENCE = 60.0
+PATIENCE = 10.0
 """Seconds to wait for what an executor does in the background."""
 
 

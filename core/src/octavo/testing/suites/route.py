@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from octavo.testing.suites.subject import PluginSuite, no_errors_logged
 T = TypeVar("T")
 
 _TURNS = (0, 1, 2, 3, 5, 10, 30)
-"""Turns of the event loop after which a client leaves."""
+"""Turns of the event loop after which a client leaves, or the engine ends."""
 
 
 class RouteSuite(PluginSuite):
@@ -116,17 +117,18 @@ class RouteSuite(PluginSuite):
         assert back[::-1] == forth
 
     def test_an_engine_that_ends_meanwhile_leaves_no_half_answer(self, call: PlainCall[Any]) -> None:
-        async def end(model: AsyncLLM, handler: RouteHandler) -> tuple[Any, Any]:
+        async def end(model: AsyncLLM, handler: RouteHandler, turns: int) -> tuple[Any, Any]:
             whole = await self._answer(handler, call)
             task = asyncio.create_task(self._answer(handler, call))
-            for _ in range(_TURNS[-1]):
+            for _ in range(turns):
                 await asyncio.sleep(0)
             await model.shutdown()
             (ended,) = await asyncio.gather(task, return_exceptions=True)
             return whole, ended
 
-        whole, ended = self.serve(end)
-        assert ended == whole or isinstance(ended, EngineDeadError | HTTPError), f"it answered {ended!r}"
+        for turns in (_TURNS[0], _TURNS[-1]):  # before it can have been answered, and in the midst of it
+            whole, ended = self.serve(partial(end, turns=turns))
+            assert ended == whole or isinstance(ended, EngineDeadError | HTTPError), f"it answered {ended!r}"
 
     def test_a_client_that_leaves_leaves_nothing_running(self, call: PlainCall[Any]) -> None:
         async def leave(model: AsyncLLM, handler: RouteHandler) -> tuple[Any, Any]:
